@@ -1,0 +1,12 @@
+"""HTTP paths of the runtime that probes, the operator and clients use."""
+
+HEALTH = "/health"
+"""Liveness: 200 while the engine process lives and steps."""
+READY = "/ready"
+"""Readiness: 200 once the model is loaded and until a drain begins."""
+METRICS = "/metrics"
+MODELS = "/v1/models"
+CHAT_COMPLETIONS = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+DRAIN = "/drain"
+"""POST from loopback only: begin to drain; answers with the number of requests still in flight."""

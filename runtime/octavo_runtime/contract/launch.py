@@ -1,0 +1,65 @@
+"""Launch flags: what the operator writes into a pod's arguments and `octavo serve` reads back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo_runtime.contract.footprint import DEFAULT_PAGE_SIZE
+from octavo_runtime.contract.precision import ComputeCapability, KvFormat, WeightFormat
+
+HTTP_PORT = 8000
+"""Port of the OpenAI-compatible API, of probes and of metrics."""
+
+TERMINATION_LOG = "/dev/termination-log"
+"""Where a container leaves its last word; the kubelet copies at most 4 KiB of it into the pod's status."""
+
+TERMINATION_LIMIT_BYTES = 4096
+
+DRAIN_ANNOUNCE_SECONDS = 5
+"""After a drain begins, new connections are served this long (with `Connection: close`) while endpoints propagate."""
+
+DRAIN_GRACE_MARGIN_SECONDS = 15
+"""What terminationGracePeriodSeconds adds to the announce and drain times, so that SIGKILL never comes first."""
+
+
+@dataclass(frozen=True)
+class LaunchFlags:
+    """Arguments of `octavo serve`. Every field is a flag of the same name with dashes; None leaves the flag out."""
+
+    model: str
+    """Directory of the checkpoint; the positional argument."""
+    served_model_name: str
+    weights: WeightFormat
+    kv_cache_dtype: KvFormat
+    max_model_len: int
+    """Tokens of prompt and answer together that one request may have."""
+    max_num_seqs: int
+    """Requests that run at once (batch slots)."""
+    kv_cache_memory_bytes: int
+    """Bytes of the paged KV pool on each rank, integrity records included."""
+    page_size: int = DEFAULT_PAGE_SIZE
+    tensor_parallel_size: int = 1
+    drain_seconds: int = 120
+    expect_compute_capability: ComputeCapability | None = None
+    expect_memory_mib: int | None = None
+    port: int = HTTP_PORT
+
+    def to_argv(self) -> tuple[str, ...]:
+        """`("serve", MODEL, "--flag=value", ...)`, in a stable order."""
+        flags = [
+            f"--served-model-name={self.served_model_name}",
+            f"--weights={self.weights.lower()}",
+            f"--kv-cache-dtype={self.kv_cache_dtype.lower()}",
+            f"--max-model-len={self.max_model_len}",
+            f"--max-num-seqs={self.max_num_seqs}",
+            f"--kv-cache-memory-bytes={self.kv_cache_memory_bytes}",
+            f"--page-size={self.page_size}",
+            f"--tensor-parallel-size={self.tensor_parallel_size}",
+            f"--drain-seconds={self.drain_seconds}",
+            f"--port={self.port}",
+        ]
+        if self.expect_compute_capability is not None:
+            flags.append(f"--expect-compute-capability={self.expect_compute_capability}")
+        if self.expect_memory_mib is not None:
+            flags.append(f"--expect-memory-mib={self.expect_memory_mib}")
+        return ("serve", self.model, *flags)
