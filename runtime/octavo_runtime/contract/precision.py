@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from octavo_runtime.contract.facts import CheckpointFormat
+from octavo_runtime.contract.refused import Refused
 
 
 class WeightFormat(StrEnum):
@@ -123,13 +124,8 @@ def generation_of(capability: ComputeCapability | None) -> Generation:
     return _TABLE.get((capability.major, capability.minor), UNKNOWN)
 
 
-class PrecisionRefused(ValueError):
-    """No allowed format runs on this device. `reason` is CamelCase, the message names the value and what to change."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.message = message
+class PrecisionRefused(Refused):
+    """No allowed format runs on this device."""
 
 
 @dataclass(frozen=True)

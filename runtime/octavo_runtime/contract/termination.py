@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from octavo_runtime.contract.facts import ContractModel, ModelFacts
 from octavo_runtime.contract.launch import TERMINATION_LIMIT_BYTES
+from octavo_runtime.contract.refused import Refused
 
 MESSAGE_LIMIT = 1024
 
@@ -66,6 +67,7 @@ class TerminationReport(ContractModel):
             return None
 
 
-def refusal(reason: str, message: str, *, retryable: bool = False) -> TerminationReport:
-    """A report that refuses, its message cut to the limit."""
-    return TerminationReport(refusal=Refusal(reason=reason, message=message[:MESSAGE_LIMIT], retryable=retryable))
+def report_of(refused: Refused) -> TerminationReport:
+    """The report of a refusal, its message cut to the limit."""
+    message = refused.message[:MESSAGE_LIMIT]
+    return TerminationReport(refusal=Refusal(reason=refused.reason, message=message, retryable=refused.retryable))
