@@ -1,0 +1,1 @@
+"""Container images: those of the product, built from Dockerfiles, and small ones packed here without any engine."""
