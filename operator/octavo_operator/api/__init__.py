@@ -1,0 +1,1 @@
+"""The ModelDeployment object: its fields, its status, its labels and the CRD generated from them."""
