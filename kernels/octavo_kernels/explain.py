@@ -1,0 +1,47 @@
+"""`python -m octavo_kernels.explain [--device cpu|sm_90] [--weights INT4] [--kv FP8]`: which kernel runs, and why."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from octavo_kernels.device import Device, DeviceError
+from octavo_kernels.operations import Operation
+from octavo_kernels.registry import REGISTRY, Formats, NoImplementation, Registry
+
+UNKNOWN_ARGUMENT = 2
+NOTHING_RUNS = 1
+
+
+def table(device: Device, formats: Formats, registry: Registry = REGISTRY) -> str:
+    """One line per operation: what runs and why, and below it what was passed over; raises NoImplementation."""
+    choices = [registry.select(operation, device, formats) for operation in Operation]
+    width = max(len(choice.operation) for choice in choices)
+    lines = [f"{device}, {formats.weights} experts, {formats.kv} KV cache", ""]
+    for choice in choices:
+        lines.append(f"{choice.operation:<{width}}  {choice.implementation}: {choice.reason}")
+        lines.extend(f"{'':<{width}}  not {rejected.name}: {rejected.why_not}" for rejected in choice.rejected)
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table; 1 when an operation has no implementation there, 2 for a device that is not understood."""
+    parser = argparse.ArgumentParser(prog="python -m octavo_kernels.explain", description=__doc__)
+    parser.add_argument("--device", default="cpu", help="cpu (this machine), or sm_90 and the like")
+    parser.add_argument("--weights", default="INT4", type=str.upper, help="format of the routed experts")
+    parser.add_argument("--kv", default="FP8", type=str.upper, help="format of the KV cache")
+    args = parser.parse_args(argv)
+    try:
+        print(table(Device.parse(args.device), Formats(weights=args.weights, kv=args.kv)))
+    except DeviceError as error:
+        print(f"octavo_kernels.explain: {error}", file=sys.stderr)
+        return UNKNOWN_ARGUMENT
+    except NoImplementation as error:
+        print(f"octavo_kernels.explain: {error}", file=sys.stderr)
+        return NOTHING_RUNS
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Number formats and record layouts: encode, decode, pack. Each file is one format, with its source."""

@@ -1,0 +1,139 @@
+"""INT4: symmetric groups along K, two values per byte, BF16 scales.
+
+Canonical layout of a weight [..., N, K] (N outputs, K inputs) with group size G:
+
+    packed  uint8    [..., N, K/2]   low nibble = even k; a value q in -8..7 is stored as q + 8
+    scales  bfloat16 [..., N, K/G]
+    w[n, k] = (nibble(n, k) - 8) * scales[n, k // G]
+
+The nibbles run in the order of compressed-tensors' pack-quantized words (low nibble first along K), so such a
+checkpoint is this layout once its int32 words are viewed as bytes.
+
+Round to nearest: the scale is max|w| / 7.5 of the group, rounded to BF16. Half a step beyond 7 either way is then the
+largest value met, so clamping to -8..7 never costs more than rounding does (published INT4 checkpoints do the same).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
+
+ZERO = 8
+"""Stored value of q = 0."""
+LOWEST, HIGHEST = -8, 7
+HALF_RANGE = 7.5
+"""Steps from zero to the largest magnitude: half of HIGHEST - LOWEST."""
+
+
+class QuantisationError(ValueError):
+    """Weights that cannot be quantised: the message names the size that does not divide, or the value met."""
+
+
+@dataclass(frozen=True)
+class Int4Weight:
+    """One INT4 weight, or a stack of them, in canonical layout."""
+
+    packed: torch.Tensor
+    """[..., N, K/2] uint8."""
+    scales: torch.Tensor
+    """[..., N, K/G] bfloat16."""
+    group_size: int
+
+    def __post_init__(self) -> None:
+        require_dtype("packed", self.packed, torch.uint8)
+        require_dtype("scales", self.scales, torch.bfloat16)
+        check_group(self.in_features, self.group_size)
+        require_shape("scales", self.scales, *self.packed.shape[:-1], self.in_features // self.group_size)
+
+    @property
+    def in_features(self) -> int:
+        """K."""
+        return 2 * self.packed.shape[-1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values and scales."""
+        return self.packed.nbytes + self.scales.nbytes
+
+    @classmethod
+    def empty(cls, *shape: int, group_size: int, device: torch.device) -> Int4Weight:
+        """Unset memory for a weight of logical shape [..., N, K], to be filled slice by slice through `store`."""
+        *rows, in_features = shape
+        check_group(in_features, group_size)
+        return cls(
+            packed=torch.empty((*rows, in_features // 2), dtype=torch.uint8, device=device),
+            scales=torch.empty((*rows, in_features // group_size), dtype=torch.bfloat16, device=device),
+            group_size=group_size,
+        )
+
+    def select(self, index: int) -> Int4Weight:
+        """Slice `index` of the leading dimension, sharing memory."""
+        return Int4Weight(self.packed[index], self.scales[index], self.group_size)
+
+    def rows(self, start: int, stop: int) -> Int4Weight:
+        """Output rows `start` to `stop` of the last two dimensions, sharing memory."""
+        return Int4Weight(self.packed[..., start:stop, :], self.scales[..., start:stop, :], self.group_size)
+
+    def store(self, weight: Int4Weight) -> None:
+        """Copy `weight`, of the same logical shape and group size, into this memory."""
+        if weight.group_size != self.group_size:
+            raise KernelInputError(f"weight has group size {weight.group_size}, needed {self.group_size}")
+        require_shape("weight.packed", weight.packed, *self.packed.shape)
+        self.packed.copy_(weight.packed)
+        self.scales.copy_(weight.scales)
+
+
+def check_group(in_features: int, group_size: int) -> None:
+    """Raise QuantisationError unless K is a positive multiple of an even positive group size."""
+    if group_size < 2 or group_size % 2:
+        raise QuantisationError(f"group size {group_size} is not an even number of at least 2")
+    if in_features < 1 or in_features % group_size:
+        raise QuantisationError(f"{in_features} input features do not divide by the INT4 group size {group_size}")
+
+
+def quantise(weight: torch.Tensor, group_size: int) -> Int4Weight:
+    """Round a floating-point weight [..., N, K] to nearest INT4.
+
+    Raises QuantisationError when K is no multiple of the group size or a value is NaN or infinite.
+    """
+    if weight.ndim < 2 or not weight.is_floating_point():
+        raise KernelInputError(f"weight is {weight.dtype} {list(weight.shape)}, needed floating point [..., N, K]")
+    check_group(weight.shape[-1], group_size)
+    groups = _grouped(weight.float(), group_size)
+    largest = groups.abs().amax(dim=-1)
+    if not bool(torch.isfinite(largest).all()):
+        raise QuantisationError("a weight is NaN or infinite and has no INT4 value")
+    scales = (largest / HALF_RANGE).bfloat16()
+    step = scales.float().unsqueeze(-1)
+    # A group of zeros has no step; any step gives q = 0.
+    steps = groups / torch.where(step > 0, step, 1.0)
+    values = steps.round().clamp(LOWEST, HIGHEST).to(torch.int8).flatten(-2)
+    return Int4Weight(pack(values), scales, group_size)
+
+
+def pack(values: torch.Tensor) -> torch.Tensor:
+    """Pack int8 values -8..7 [..., K] into uint8 [..., K/2], low nibble = even k; raises KernelInputError for odd K."""
+    if values.shape[-1] % 2:
+        raise KernelInputError(f"values has {values.shape[-1]} entries along K, needed an even number")
+    stored = (values.to(torch.int8) + ZERO).to(torch.uint8)
+    return stored[..., 0::2] | (stored[..., 1::2] << 4)
+
+
+def unpack(packed: torch.Tensor) -> torch.Tensor:
+    """Values -8..7 of a packed tensor: uint8 [..., K/2] to int8 [..., K]."""
+    require_dtype("packed", packed, torch.uint8)
+    return (torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2).to(torch.int8)) - ZERO
+
+
+def dequantise(weight: Int4Weight) -> torch.Tensor:
+    """The float32 weight [..., N, K]: value times scale, exact in float32."""
+    groups = _grouped(unpack(weight.packed).float(), weight.group_size)
+    return (groups * weight.scales.float().unsqueeze(-1)).flatten(-2)
+
+
+def _grouped(weight: torch.Tensor, group_size: int) -> torch.Tensor:
+    """[..., K] as [..., K/G, G]."""
+    return weight.reshape(*weight.shape[:-1], -1, group_size)

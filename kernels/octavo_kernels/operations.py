@@ -1,0 +1,160 @@
+"""The operations of a decoder step as a model sees them: one signature each, whatever implements it.
+
+The signatures, shapes and dtypes are those of the functions in `reference/`, where they are documented.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from enum import StrEnum
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from octavo_kernels.formats.experts import CanonicalExperts
+
+
+class Operation(StrEnum):
+    """Everything that has more than one implementation, or will have."""
+
+    PAGED_ATTENTION = "paged_attention"
+    KV_WRITE = "kv_write"
+    CHECK_ROWS = "integrity.check_rows"
+    CONCLUDE = "integrity.conclude"
+    EXPERTS = "experts"
+    ROUTER = "router"
+    LINEAR = "linear"
+    RMS_NORM = "rms_norm"
+    ROTARY_ANGLES = "rotary.angles"
+    ROTATE = "rotary.rotate"
+    SAMPLE = "sampling.sample"
+    LOGPROBS = "sampling.logprobs"
+
+
+class PagedAttention(Protocol):
+    """`reference.paged_attention.paged_attention`."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        *,
+        k_pages: torch.Tensor,
+        v_pages: torch.Tensor,
+        k_scale: torch.Tensor,
+        v_scale: torch.Tensor,
+        block_table: torch.Tensor,
+        query_start: torch.Tensor,
+        context_lens: torch.Tensor,
+        positions: torch.Tensor,
+        softmax_scale: float,
+    ) -> torch.Tensor: ...
+
+
+class KvWrite(Protocol):
+    """`reference.kv_write.kv_write`."""
+
+    def __call__(
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        k_pages: torch.Tensor,
+        v_pages: torch.Tensor,
+        k_scale: torch.Tensor,
+        v_scale: torch.Tensor,
+        block_table: torch.Tensor,
+        token_rows: torch.Tensor,
+        positions: torch.Tensor,
+        nonces: torch.Tensor,
+        page_tags: torch.Tensor,
+        page_writers: torch.Tensor,
+        page_fill: torch.Tensor,
+        verdict: torch.Tensor,
+        last_layer: bool,
+    ) -> None: ...
+
+
+class CheckRows(Protocol):
+    """`reference.integrity.check_rows`."""
+
+    def __call__(
+        self,
+        *,
+        block_table: torch.Tensor,
+        query_start: torch.Tensor,
+        context_lens: torch.Tensor,
+        nonces: torch.Tensor,
+        bindings: torch.Tensor,
+        page_tags: torch.Tensor,
+        page_logical: torch.Tensor,
+        page_fill: torch.Tensor,
+        page_size: int,
+        verdict: torch.Tensor,
+    ) -> None: ...
+
+
+class Conclude(Protocol):
+    """`reference.integrity.conclude`."""
+
+    def __call__(
+        self,
+        *,
+        block_table: torch.Tensor,
+        context_lens: torch.Tensor,
+        page_fill: torch.Tensor,
+        page_size: int,
+        step: int,
+        verdict: torch.Tensor,
+    ) -> None: ...
+
+
+class Linear(Protocol):
+    """`reference.linear.linear`."""
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor: ...
+
+
+class RmsNorm(Protocol):
+    """`reference.rms_norm.rms_norm`."""
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor: ...
+
+
+class RotaryAngles(Protocol):
+    """`reference.rotary.angles`."""
+
+    def __call__(self, positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+class Rotate(Protocol):
+    """`reference.rotary.rotate`."""
+
+    def __call__(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor: ...
+
+
+class Router(Protocol):
+    """`reference.router.softmax_top_k`."""
+
+    def __call__(self, logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+Prepared = TypeVar("Prepared")
+
+
+class ExpertKernel(ABC, Generic[Prepared]):
+    """Routed experts: the one operation whose weights each implementation lays out in its own way.
+
+    `prepare` is called once per layer while loading; the caller drops the canonical copy right after, so that at most
+    one layer exists twice. `apply` runs in every step.
+    """
+
+    @abstractmethod
+    def prepare(self, canonical: CanonicalExperts) -> Prepared:
+        """Repack one layer's experts; raises KernelInputError for a format or size that this kernel cannot take."""
+
+    @abstractmethod
+    def apply(self, x: torch.Tensor, prepared: Prepared, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """`sum_k weights[:, k] * expert[ids[:, k]](x)`.
+
+        x [T, H] float32; ids [T, k] int64, every id in range; weights [T, k] float32; result [T, H] float32.
+        """

@@ -1,0 +1,162 @@
+"""Which implementation of an operation runs on a device, and why each other one does not.
+
+Implementations are tried in order of preference; the first that says nothing against itself is chosen. The answer
+carries its reason and the reasons of all that were passed over, for logs, metrics, `python -m octavo_kernels.explain`
+and for whoever wonders why it is slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from octavo_kernels import operations as ops
+from octavo_kernels.device import Device
+from octavo_kernels.operations import Operation
+from octavo_kernels.reference import integrity, linear, moe, rms_norm, rotary, router, sampling
+from octavo_kernels.reference.kv_write import kv_write
+from octavo_kernels.reference.paged_attention import paged_attention
+
+
+@dataclass(frozen=True)
+class Formats:
+    """Number formats that a choice may depend on; names as in `contract/precision.py`."""
+
+    weights: str = "BF16"
+    """Routed experts in memory."""
+    kv: str = "BF16"
+    """Pages of the KV cache."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to do an operation."""
+
+    operation: Operation
+    name: str
+    """Name of its folder: reference, cpu, triton."""
+    target: object
+    """The function, or the ExpertKernel."""
+    reason: str
+    """Why it is a good choice where it can run."""
+    why_not: Callable[[Device, Formats], str | None]
+    """What speaks against it on a device for these formats, or None."""
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """An implementation that was passed over, and why."""
+
+    name: str
+    why_not: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The implementation that runs, and why it and no other."""
+
+    operation: Operation
+    implementation: str
+    reason: str
+    rejected: tuple[Rejected, ...]
+    target: object
+
+
+class NoImplementation(LookupError):
+    """No implementation of an operation can run on a device; the message lists what speaks against each."""
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Implementations, best first for each operation."""
+
+    implementations: tuple[Implementation, ...]
+
+    def select(self, operation: Operation, device: Device, formats: Formats) -> Choice:
+        """The first implementation that can run; raises NoImplementation naming every obstacle."""
+        rejected: list[Rejected] = []
+        chosen: Implementation | None = None
+        for candidate in self.implementations:
+            if candidate.operation is not operation:
+                continue
+            why_not = candidate.why_not(device, formats)
+            if why_not is None and chosen is None:
+                chosen = candidate
+            else:
+                rejected.append(Rejected(candidate.name, why_not or f"{chosen.name if chosen else ''} ranks before it"))
+        if chosen is None:
+            obstacles = "; ".join(f"{item.name}: {item.why_not}" for item in rejected) or "none is registered"
+            raise NoImplementation(f"no {operation} for {formats.weights} weights on {device}: {obstacles}")
+        return Choice(operation, chosen.name, chosen.reason, tuple(rejected), chosen.target)
+
+
+REFERENCE_WEIGHTS = frozenset({"BF16", "INT4"})
+REFERENCE_KV = frozenset({"BF16", "FP8"})
+
+
+def _reference_why_not(_device: Device, formats: Formats) -> str | None:
+    if formats.weights not in REFERENCE_WEIGHTS:
+        return f"{formats.weights} experts have no reference; there is one for {', '.join(sorted(REFERENCE_WEIGHTS))}"
+    if formats.kv not in REFERENCE_KV:
+        return f"{formats.kv} pages have no reference; there is one for {', '.join(sorted(REFERENCE_KV))}"
+    return None
+
+
+def _reference(operation: Operation, target: object) -> Implementation:
+    reason = "plain torch, exact in float32 and the same bits in every batch; slow"
+    return Implementation(operation, "reference", target, reason, _reference_why_not)
+
+
+REGISTRY = Registry(
+    (
+        _reference(Operation.PAGED_ATTENTION, paged_attention),
+        _reference(Operation.KV_WRITE, kv_write),
+        _reference(Operation.CHECK_ROWS, integrity.check_rows),
+        _reference(Operation.CONCLUDE, integrity.conclude),
+        _reference(Operation.EXPERTS, moe.ReferenceExperts()),
+        _reference(Operation.ROUTER, router.softmax_top_k),
+        _reference(Operation.LINEAR, linear.linear),
+        _reference(Operation.RMS_NORM, rms_norm.rms_norm),
+        _reference(Operation.ROTARY_ANGLES, rotary.angles),
+        _reference(Operation.ROTATE, rotary.rotate),
+        _reference(Operation.SAMPLE, sampling.sample),
+        _reference(Operation.LOGPROBS, sampling.logprobs),
+    )
+)
+"""Every implementation there is. A new kernel adds its entries above the reference's."""
+
+
+@dataclass(frozen=True)
+class Operations:
+    """The chosen implementation of each operation that a model uses, and the choices with their reasons."""
+
+    paged_attention: ops.PagedAttention
+    kv_write: ops.KvWrite
+    check_rows: ops.CheckRows
+    conclude: ops.Conclude
+    experts: ops.ExpertKernel[object]
+    router: ops.Router
+    linear: ops.Linear
+    rms_norm: ops.RmsNorm
+    rotary_angles: ops.RotaryAngles
+    rotate: ops.Rotate
+    choices: tuple[Choice, ...]
+
+
+def operations_for(device: Device, formats: Formats, registry: Registry = REGISTRY) -> Operations:
+    """Select every operation for one device; raises NoImplementation."""
+    choices = {operation: registry.select(operation, device, formats) for operation in Operation}
+    return Operations(
+        paged_attention=cast(ops.PagedAttention, choices[Operation.PAGED_ATTENTION].target),
+        kv_write=cast(ops.KvWrite, choices[Operation.KV_WRITE].target),
+        check_rows=cast(ops.CheckRows, choices[Operation.CHECK_ROWS].target),
+        conclude=cast(ops.Conclude, choices[Operation.CONCLUDE].target),
+        experts=cast(ops.ExpertKernel[object], choices[Operation.EXPERTS].target),
+        router=cast(ops.Router, choices[Operation.ROUTER].target),
+        linear=cast(ops.Linear, choices[Operation.LINEAR].target),
+        rms_norm=cast(ops.RmsNorm, choices[Operation.RMS_NORM].target),
+        rotary_angles=cast(ops.RotaryAngles, choices[Operation.ROTARY_ANGLES].target),
+        rotate=cast(ops.Rotate, choices[Operation.ROTATE].target),
+        choices=tuple(choices.values()),
+    )
