@@ -14,8 +14,15 @@ from octavo_runtime.kv.cache import KvCache
 class Model(Protocol):
     """One rank's share of a loaded model."""
 
-    facts: ModelFacts
+    @property
+    def facts(self) -> ModelFacts:
+        """What the checkpoint is."""
+        ...
 
     def forward(self, batch: Batch, cache: KvCache) -> torch.Tensor:
-        """Write the batch's keys and values, attend, and return logits [S, vocab_size] float32 for `sample_tokens`."""
+        """Write the batch's keys and values, attend, and return logits [S, vocab_size] float32 for `sample_tokens`.
+
+        Refused KV writes mark `batch.verdict`. The caller checks the rows before (`integrity.check_rows`) and concludes
+        after (`integrity.conclude`); without both no row is clean.
+        """
         ...
