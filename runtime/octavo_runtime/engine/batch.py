@@ -33,12 +33,13 @@ class Batch:
     nonces: torch.Tensor
     """[R] int32 (u32 bits), each request's writer nonce; never WRITER_NULL or WRITER_SHARED."""
     bindings: torch.Tensor
-    """[R] int64, sum over the row's used entries of mix(nonce, logical index, page, tag), kept by the allocator and
-    uploaded apart from the block table; the device recomputes it from `block_table`."""
+    """[R] int64, sum of mix(nonce, logical index, page, tag) over every pair the request holds, kept by the allocator
+    and uploaded apart from the block table; the device recomputes it over all entries that are not (NULL_PAGE, 0)."""
     sample_tokens: torch.Tensor
     """[S] int64, indices into [T] whose logits are wanted (the last token of each row that samples)."""
     verdict: torch.Tensor
-    """[R] int32, zero before the step; the integrity check writes `step` for each clean row and nothing else."""
+    """[R] int32, zero before the step, and `step` after it for each clean row. Any other word is a violation; a negative
+    one carries what was found (`octavo_kernels.formats.verdict`)."""
 
     @property
     def num_rows(self) -> int:
