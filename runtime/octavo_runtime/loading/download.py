@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from octavo_runtime.contract.facts import ContractModel
 from octavo_runtime.contract.refused import Refused
 from octavo_runtime.loading.files import CONFIG, INDEX, CheckpointFiles, LocalFiles
-from octavo_runtime.loading.headers import corrupt, read_header, weight_files
+from octavo_runtime.loading.headers import corrupt, find_weights, read_header
 from octavo_runtime.loading.hub import HubFiles, HubSource, patiently
 
 MARKER = ".octavo-complete.json"
@@ -86,7 +86,7 @@ def wanted_files(files: CheckpointFiles) -> tuple[str, ...]:
     if CONFIG not in files.sizes():
         raise Refused("ConfigMissing", f"{files.where} has no {CONFIG}; a model in Hugging Face layout is needed")
     names = {name for name in files.sizes() if _SMALL_FILES.match(name)}
-    names.update(weight_files(files))
+    names.update(find_weights(files).files)
     if INDEX in files.sizes():
         names.add(INDEX)
     return tuple(sorted(names))
@@ -132,7 +132,7 @@ def download(files: HubFiles, names: Sequence[str], directory: Path, on_bytes: O
         if _size(directory / name) != size:
             raise corrupt(name, f"{_size(directory / name)} bytes arrived, the hub announced {size}")
     local = LocalFiles(directory)
-    for name in weight_files(local):
+    for name in find_weights(local).files:
         read_header(local, name)
     _write_marker(directory, CompleteMarker(repo=files.source.repo, revision=files.commit, files=sizes))
 

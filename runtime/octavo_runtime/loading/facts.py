@@ -6,16 +6,16 @@ a second and on any node, and not an hour later on eight GPUs.
 
 from __future__ import annotations
 
+import gc
 import hashlib
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from octavo_runtime.contract.facts import ExpertFacts, ModelFacts, ParameterFacts
-from octavo_runtime.contract.refused import Refused
 from octavo_runtime.loading.architecture import Architecture, architecture_of, invalid, read_config
 from octavo_runtime.loading.files import CONFIG, INDEX, CheckpointFiles, LocalFiles
 from octavo_runtime.loading.headers import (
@@ -23,20 +23,14 @@ from octavo_runtime.loading.headers import (
     FileHeader,
     TensorHeader,
     corrupt,
+    find_weights,
     read_header,
-    weight_files,
-    weight_map,
 )
+from octavo_runtime.loading.naming import Placed, place
 from octavo_runtime.loading.stored_format import StoredFormat, logical_elements, quantisation_of, stored_format_of
 
-READERS = 8
-"""Headers read at once: one hub request takes about 100 ms, a large checkpoint has up to 200 files."""
-
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-_EXPERT = re.compile(r"(?:^|\.)layers\.(?P<layer>\d+)\.(?:mlp|block_sparse_moe)\.experts\.(?:(?P<expert>\d+)\.)?")
-_EMBEDDING = re.compile(r"(?:^|\.)(?:embed_tokens|lm_head|shared_head\.head)\.weight$")
-_OUTPUT_HEAD = "lm_head.weight"
-_LINEAR = re.compile(r"_proj\.")
+_LINEAR = "_proj."
+"""Part of every linear layer's name in the dense families."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +52,21 @@ def read_checkpoint(files: CheckpointFiles, revision: str | None = None) -> Chec
     `revision` is the commit it was resolved to; without one it is `sha256:` over config and tensor headers, which
     changes with any shape, name, dtype or setting, but not with the weights' values. Raises Refused.
     """
+    with _collector_paused():
+        return _read_checkpoint(files, revision)
+
+
+def _read_checkpoint(files: CheckpointFiles, revision: str | None) -> Checkpoint:
     raw_config, config = read_config(files)
     architecture = architecture_of(config)
-    headers = _read_headers(files)
+    weights = find_weights(files)
+    headers = _read_headers(files, weights.files)
     tensors = [tensor for header in headers.values() for tensor in header.tensors]
-    _check_index(weight_map(files), tensors)
-    expert_layers = _expert_layers(architecture, tensors)
-    _check_layers(architecture, tensors)
-    stored = stored_format_of(_representative(architecture, tensors), quantisation_of(files, config))
+    _check_index(weights.promised, tensors)
+    placed = list(place(tensors))
+    _check_layers(architecture, placed)
+    expert_layers = _expert_layers(architecture, placed)
+    stored = stored_format_of(_representative(architecture, placed), quantisation_of(files, config))
     experts = None
     if architecture.experts is not None:
         experts = ExpertFacts(
@@ -85,27 +86,38 @@ def read_checkpoint(files: CheckpointFiles, revision: str | None = None) -> Chec
         experts=experts,
         format=stored.format,
         group_size=stored.group_size,
-        parameters=_count(architecture, tensors),
+        parameters=_count(architecture, placed),
         checkpoint_bytes=sum(tensor.storage_bytes for tensor in tensors),
     )
     return Checkpoint(facts, stored)
 
 
-def _read_headers(files: CheckpointFiles) -> Mapping[str, FileHeader]:
-    names = weight_files(files)
+def _read_headers(files: CheckpointFiles, names: Sequence[str]) -> Mapping[str, FileHeader]:
     headers: dict[str, FileHeader] = {}
     total = 0
-    with ThreadPoolExecutor(max_workers=min(READERS, len(names))) as readers:
-        try:
-            for name, header in zip(names, readers.map(lambda name: read_header(files, name), names), strict=True):
-                total += len(header.raw)
-                if total > HEADERS_LIMIT_BYTES:
-                    raise corrupt(name, f"all headers up to this one exceed {HEADERS_LIMIT_BYTES} bytes")
-                headers[name] = header
-        except Refused:
-            readers.shutdown(wait=False, cancel_futures=True)
-            raise
+    readers = ThreadPoolExecutor(max_workers=files.readers)
+    try:
+        for name, header in zip(names, readers.map(lambda name: read_header(files, name), names), strict=True):
+            total += len(header.raw)
+            if total > HEADERS_LIMIT_BYTES:
+                raise corrupt(name, f"all headers up to this one exceed {HEADERS_LIMIT_BYTES} bytes")
+            headers[name] = header
+    finally:
+        readers.shutdown(wait=True, cancel_futures=True)
     return headers
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """No cyclic collection meanwhile: 200,000 tuples that stay would be walked again and again, half of the time."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _check_index(index: Mapping[str, str], tensors: Iterable[TensorHeader]) -> None:
@@ -117,23 +129,13 @@ def _check_index(index: Mapping[str, str], tensors: Iterable[TensorHeader]) -> N
             raise corrupt(file, f"lacks tensor {name}, which {INDEX} says it holds")
 
 
-def _expert_of(tensor: TensorHeader) -> tuple[int, int | None] | None:
-    """(layer, expert) of a routed expert's tensor; expert is None when one tensor holds all of a layer's."""
-    match = _EXPERT.search(tensor.name)
-    if match is None:
-        return None
-    return int(match["layer"]), None if match["expert"] is None else int(match["expert"])
-
-
-def _expert_layers(architecture: Architecture, tensors: Iterable[TensorHeader]) -> int:
+def _expert_layers(architecture: Architecture, placed: Iterable[Placed]) -> int:
     """Decoder layers with routed experts; raises Refused when they are not the ones that config.json announces."""
     separate: dict[int, set[int]] = defaultdict(set)
     fused: dict[int, int] = {}
-    for tensor in tensors:
-        place = _expert_of(tensor)
-        if place is None or place[0] >= architecture.layers:
+    for tensor, layer, routed, expert in placed:
+        if not routed or layer is None or layer >= architecture.layers:
             continue
-        layer, expert = place
         if expert is not None:
             separate[layer].add(expert)
         elif tensor.shape:
@@ -154,9 +156,8 @@ def _expert_layers(architecture: Architecture, tensors: Iterable[TensorHeader]) 
     return len(counts)
 
 
-def _check_layers(architecture: Architecture, tensors: Iterable[TensorHeader]) -> None:
-    seen = {int(match[1]) for tensor in tensors if (match := _LAYER.search(tensor.name))}
-    missing = set(range(architecture.layers)) - seen
+def _check_layers(architecture: Architecture, placed: Iterable[Placed]) -> None:
+    missing = set(range(architecture.layers)) - {item.layer for item in placed if item.layer is not None}
     if missing:
         raise invalid(
             f"{CONFIG}: num_hidden_layers is {architecture.layers}, but the checkpoint holds no tensor of layer "
@@ -164,31 +165,28 @@ def _check_layers(architecture: Architecture, tensors: Iterable[TensorHeader]) -
         )
 
 
-def _representative(architecture: Architecture, tensors: Iterable[TensorHeader]) -> Iterator[TensorHeader]:
+def _representative(architecture: Architecture, placed: Iterable[Placed]) -> Iterator[Placed]:
     """The tensors whose format is the checkpoint's: routed experts of the decoder, or linear layers without experts.
 
     Layers past the decoder's (multi-token prediction) are often left unquantised and do not count.
     """
-    for tensor in tensors:
-        layer = _LAYER.search(tensor.name)
-        if layer is None or int(layer[1]) >= architecture.layers:
+    for item in placed:
+        if item.layer is None or item.layer >= architecture.layers:
             continue
-        pattern = _LINEAR if architecture.experts is None else _EXPERT
-        if pattern.search(tensor.name) and not tensor.name.endswith((".bias", "_bias")):
-            yield tensor
+        chosen = item.routed if architecture.experts is not None else _LINEAR in item.tensor.name
+        if chosen and not item.leaf.endswith("bias"):
+            yield item
 
 
-def _count(architecture: Architecture, tensors: Iterable[TensorHeader]) -> ParameterFacts:
+def _count(architecture: Architecture, placed: Iterable[Placed]) -> ParameterFacts:
     experts = embeddings = other = 0
-    for tensor in tensors:
-        if _EMBEDDING.search(tensor.name):
-            if architecture.tied_embeddings and tensor.name.endswith(_OUTPUT_HEAD):
-                continue
-            embeddings += tensor.elements
-        elif _EXPERT.search(tensor.name):
-            experts += logical_elements(tensor)
-        else:
-            other += logical_elements(tensor)
+    for item in placed:
+        if item.routed:
+            experts += logical_elements(item)
+        elif not item.is_embedding:
+            other += logical_elements(item)
+        elif not (architecture.tied_embeddings and item.is_output_head):
+            embeddings += item.tensor.elements
     return ParameterFacts(routed_experts=experts, embeddings=embeddings, other=other)
 
 

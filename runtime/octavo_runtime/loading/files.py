@@ -30,6 +30,11 @@ class CheckpointFiles(Protocol):
         """What to call the checkpoint in a sentence: its path or address."""
         ...
 
+    @property
+    def readers(self) -> int:
+        """How many ranges are worth reading at once."""
+        ...
+
     def sizes(self) -> Mapping[str, int]:
         """File name -> bytes, top level only."""
         ...
@@ -50,6 +55,11 @@ class LocalFiles:
     def where(self) -> str:
         """The directory's path."""
         return str(self.path)
+
+    @property
+    def readers(self) -> int:
+        """One: parsing dominates, and threads only take the interpreter from each other."""
+        return 1
 
     def sizes(self) -> Mapping[str, int]:
         """File name -> bytes, as found when this object was made."""

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping
 from itertools import pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 import msgspec
@@ -72,6 +73,9 @@ class TensorHeader(NamedTuple):
         return math.prod(self.shape)
 
 
+_BEGIN, _END = TensorHeader._fields.index("begin"), TensorHeader._fields.index("end")
+
+
 class FileHeader(NamedTuple):
     """A file's raw header and what it says."""
 
@@ -84,14 +88,24 @@ def corrupt(file: str, what: str) -> Refused:
     return Refused("CheckpointCorrupt", f"{file}: {what}; copy the file again from its source")
 
 
-def weight_files(files: CheckpointFiles) -> tuple[str, ...]:
-    """Names of the files that hold the weights, sorted; raises Refused when there are none or one is missing.
+class Weights(NamedTuple):
+    """Where a checkpoint's weights are."""
+
+    files: tuple[str, ...]
+    """File names, sorted."""
+    promised: Mapping[str, str]
+    """Tensor name -> file name from the index; empty for a checkpoint without one."""
+
+
+def find_weights(files: CheckpointFiles) -> Weights:
+    """The files that hold the weights; raises Refused when there are none or one is missing.
 
     The index decides where there is one: some repositories carry the weights twice in different layouts.
     """
     sizes = files.sizes()
-    if INDEX in sizes:
-        wanted = sorted(set(weight_map(files).values()))
+    index = _read_index(files) if INDEX in sizes else {}
+    if index:
+        wanted = sorted(set(index.values()))
     elif SINGLE in sizes:
         wanted = [SINGLE]
     else:
@@ -105,26 +119,28 @@ def weight_files(files: CheckpointFiles) -> tuple[str, ...]:
             f"{files.where} lacks {len(missing)} of {len(wanted)} weight files, the first is {missing[0]}; "
             f"copy the checkpoint again from its source",
         )
-    return tuple(wanted)
+    return Weights(tuple(wanted), index)
 
 
-def weight_map(files: CheckpointFiles) -> Mapping[str, str]:
-    """Tensor name -> file name from the index; empty for a checkpoint without one. Raises Refused."""
-    if INDEX not in files.sizes():
-        return {}
+def weight_files(files: CheckpointFiles) -> tuple[str, ...]:
+    """Names of the files that hold the weights, sorted; raises Refused when there are none or one is missing."""
+    return find_weights(files).files
+
+
+def _read_index(files: CheckpointFiles) -> Mapping[str, str]:
     size = files.sizes()[INDEX]
     if size > INDEX_LIMIT_BYTES:
         raise corrupt(INDEX, f"{size} bytes are more than the limit of {INDEX_LIMIT_BYTES}")
     try:
-        index = msgspec.json.decode(files.read(INDEX, 0, size))
+        document = msgspec.json.decode(files.read(INDEX, 0, size))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise corrupt(INDEX, f"not JSON ({error})") from error
-    entries = index.get("weight_map") if isinstance(index, dict) else None
+    entries = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(entries, dict) or not entries:
         raise corrupt(INDEX, "has no weight_map that says which file holds which tensor")
     for tensor, file in entries.items():
         if not isinstance(file, str) or "/" in file or not file.endswith(SAFETENSORS):
-            raise corrupt(INDEX, f"weight_map puts {tensor} into {file!r}, which is no .safetensors file beside it")
+            raise corrupt(INDEX, f"weight_map puts {tensor} into {file!r}, which is no {SAFETENSORS} file beside it")
     return entries
 
 
@@ -169,7 +185,7 @@ def parse_header(raw: bytes, data_bytes: int, file: str) -> tuple[TensorHeader, 
     if not isinstance(entries, dict):
         raise corrupt(file, "not safetensors: the header is no JSON object")
     entries.pop("__metadata__", None)
-    tensors = sorted((_tensor(name, entry, file) for name, entry in entries.items()), key=lambda t: (t.begin, t.end))
+    tensors = sorted((_tensor(name, entry, file) for name, entry in entries.items()), key=itemgetter(_BEGIN, _END))
     end = tensors[-1].end if tensors else 0
     if end > data_bytes:
         raise corrupt(
@@ -186,21 +202,21 @@ def parse_header(raw: bytes, data_bytes: int, file: str) -> tuple[TensorHeader, 
 
 
 def _tensor(name: str, entry: object, file: str) -> TensorHeader:
-    match entry:
-        case {"dtype": str() as dtype, "shape": [*shape], "data_offsets": [int() as begin, int() as end]}:
-            pass
-        case _:
-            raise corrupt(file, f"tensor {name} has no dtype, shape and data_offsets")
-    bits = DTYPE_BITS.get(dtype)
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]  # type: ignore[index]
+    except (KeyError, TypeError, ValueError) as error:
+        raise corrupt(file, f"tensor {name} has no dtype, shape and data_offsets") from error
+    bits = DTYPE_BITS.get(dtype) if isinstance(dtype, str) else None
     if bits is None:
-        raise corrupt(file, f"tensor {name} has the unknown dtype {dtype!r}")
-    if not all(type(axis) is int and axis >= 0 for axis in shape):
+        raise corrupt(file, f"tensor {name} has the unknown dtype {dtype!r:.40}")
+    if type(shape) is not list or not all(type(axis) is int and axis >= 0 for axis in shape):
         raise corrupt(file, f"tensor {name} has the impossible shape {json.dumps(shape)[:80]}")
-    if begin < 0 or end < begin or (end - begin) * 8 != math.prod(shape) * bits:
+    size_bits = math.prod(shape) * bits
+    if type(begin) is not int or type(end) is not int or begin < 0 or (end - begin) * 8 != size_bits:
         raise corrupt(
             file,
-            f"tensor {name} of {dtype} {shape} needs {math.prod(shape) * bits // 8} bytes, "
-            f"its offsets [{begin}, {end}] give it {end - begin}",
+            f"tensor {name} of {dtype} {shape} needs {size_bits // 8} bytes, "
+            f"its offsets are {begin!r:.40} and {end!r:.40}",
         )
     return TensorHeader(name, dtype, tuple(shape), begin, end, file)
 

@@ -125,6 +125,11 @@ class HubFiles:
         """The address with the resolved commit."""
         return f"hf://{self.source.repo}@{self.commit}"
 
+    @property
+    def readers(self) -> int:
+        """Eight: a request takes about 100 ms, a large checkpoint has up to 200 files."""
+        return 8
+
     def sizes(self) -> Mapping[str, int]:
         """File name -> bytes as the hub lists them."""
         return self._sizes

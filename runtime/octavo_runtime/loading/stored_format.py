@@ -7,7 +7,6 @@ float-quantized), ModelOpt, DeepSeek FP8 blocks, GPTQ, AWQ.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,16 +16,13 @@ from octavo_runtime.contract.refused import Refused
 from octavo_runtime.loading.architecture import Config, invalid, parse_object
 from octavo_runtime.loading.files import CheckpointFiles
 from octavo_runtime.loading.headers import TensorHeader, corrupt
+from octavo_runtime.loading.naming import Placed, is_auxiliary
 
 MODELOPT_CONFIG = "hf_quant_config.json"
 MODELOPT_CONFIG_LIMIT_BYTES = 4_000_000
 
-_AUXILIARY = re.compile(
-    r"(?:^|[._])(?:scales?|scale_inv|scale_2|zero_points?|zeros|qzeros|g_idx|weight_shape|inv_freq|global_scale)$"
-)
-"""Names of tensors that describe others and hold no parameters: scales, zero points, permutations, shapes."""
-
-_PACKED_WORDS = re.compile(r"(?:\.|_)(?:weight_packed|qweight)$")
+_PACKED_WORDS = frozenset({"weight_packed", "qweight"})
+"""Leaves that hold eight four-bit weights in each 32-bit word."""
 
 
 class Packing(StrEnum):
@@ -67,16 +63,12 @@ class Quantisation:
     where: str = "config.json: quantization_config"
 
 
-def is_auxiliary(name: str) -> bool:
-    """Whether a tensor belongs to another one's storage format and counts no parameters."""
-    return _AUXILIARY.search(name) is not None
-
-
-def logical_elements(tensor: TensorHeader) -> int:
+def logical_elements(placed: Placed) -> int:
     """Parameters that a tensor stands for: 0 for scales, 8 per i32 and 2 per byte of packed four-bit weights."""
-    if is_auxiliary(tensor.name):
+    leaf, tensor = placed.leaf, placed.tensor
+    if is_auxiliary(leaf):
         return 0
-    if _PACKED_WORDS.search(tensor.name) and tensor.dtype in {"I32", "U32"}:
+    if leaf in _PACKED_WORDS and tensor.dtype in {"I32", "U32"}:
         return tensor.elements * 8
     if tensor.dtype == "U8":
         return tensor.elements * 2
@@ -87,9 +79,8 @@ def quantisation_of(files: CheckpointFiles, config: Config) -> Quantisation | No
     """The checkpoint's markers, None when it has none; raises Refused naming the field."""
     if config.has("quantization_config"):
         return _from_config(config.section("quantization_config"))
-    for section in ("text_config",):
-        if config.has(section) and config.section(section).has("quantization_config"):
-            return _from_config(config.section(section).section("quantization_config"))
+    if config.has("text_config") and config.section("text_config").has("quantization_config"):
+        return _from_config(config.section("text_config").section("quantization_config"))
     size = files.sizes().get(MODELOPT_CONFIG)
     if size is None:
         return None
@@ -156,19 +147,20 @@ def _modelopt(section: Config) -> Quantisation:
             raise _unsupported(f"{section.path}: quant_algo {other!r} is not one that Octavo reads")
 
 
-def stored_format_of(weights: Iterable[TensorHeader], quantisation: Quantisation | None) -> StoredFormat:
+def stored_format_of(weights: Iterable[Placed], quantisation: Quantisation | None) -> StoredFormat:
     """The one format of `weights`, the tensors of the layers in question.
 
     Raises Refused `FormatUnsupported` when they are of several formats or of one that Octavo does not read, and
     `ConfigInvalid` when the markers and the tensors contradict each other.
     """
-    tensors = {t.name: t for t in weights}
-    example: dict[tuple[str, str], TensorHeader] = {}
-    for tensor in tensors.values():
-        if not is_auxiliary(tensor.name):
-            example.setdefault((tensor.name.rsplit(".", 1)[-1], tensor.dtype), tensor)
-    kinds = {dtype for _, dtype in example}
-    if len(kinds) != 1:
+    example: dict[str, TensorHeader] = {}
+    scales: dict[str, TensorHeader] = {}
+    for placed in weights:
+        if not is_auxiliary(placed.leaf):
+            example.setdefault(placed.tensor.dtype, placed.tensor)
+        elif placed.leaf == "weight_scale":
+            scales[placed.tensor.name] = placed.tensor
+    if len(example) != 1:
         shown = ", ".join(f"{t.name} is {t.dtype}" for t in list(example.values())[:3]) or "none was found"
         raise _unsupported(f"weights of one format are needed for all layers of a kind: {shown}")
     tensor = next(iter(example.values()))
@@ -178,7 +170,7 @@ def stored_format_of(weights: Iterable[TensorHeader], quantisation: Quantisation
         raise invalid(f"{tensor.name} is stored as {tensor.dtype} but nothing in config.json says how to read it")
     found = _packed(tensor, quantisation)
     if found.group_size is not None and found.packing is Packing.CT_INT4:
-        _check_groups(tensor, tensors, found.group_size)
+        _check_groups(tensor, scales, found.group_size)
     return found
 
 
@@ -208,9 +200,9 @@ def _packed(tensor: TensorHeader, quantisation: Quantisation) -> StoredFormat:
     return StoredFormat(CheckpointFormat.INT4, packing, group)
 
 
-def _check_groups(packed: TensorHeader, tensors: Mapping[str, TensorHeader], group: int) -> None:
+def _check_groups(packed: TensorHeader, scales: Mapping[str, TensorHeader], group: int) -> None:
     """The scale's shape must be the packed weight's divided by the group size of the markers."""
-    scale = tensors.get(packed.name.removesuffix("packed") + "scale")
+    scale = scales.get(packed.name.removesuffix("packed") + "scale")
     if scale is None:
         raise corrupt(packed.file, f"{packed.name} has no weight_scale beside it")
     groups = -(-packed.shape[-1] * 8 // group) if packed.shape else 0
