@@ -6,6 +6,7 @@ Checked against published deployments (facts kept as tests): Kimi K2.6 keeps 70,
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from octavo_runtime.contract.facts import AttentionKind, ModelFacts
@@ -94,7 +95,7 @@ def expert_bits(weights: WeightFormat, group_size: int | None = None) -> float:
 
 @dataclass(frozen=True)
 class WeightBytes:
-    """Weight bytes on one rank by group. Non-expert weights stay BF16 unless the checkpoint is FP8."""
+    """Weight bytes on one rank by group."""
 
     routed_experts: int
     embeddings: int
@@ -109,13 +110,20 @@ class WeightBytes:
 def weight_bytes(facts: ModelFacts, weights: WeightFormat, layout: ParallelLayout) -> WeightBytes:
     """Bytes of all weights on one of `layout.world_size` equal ranks, rounded up.
 
-    Converting to INT4 or NVFP4 touches routed experts only. An FP8 block checkpoint keeps its other linears in FP8 as
-    well; embeddings and output head are BF16 everywhere.
+    Converting a checkpoint touches routed experts only; everything else is BF16. An FP8 checkpoint keeps its other
+    linears in FP8 as well; embeddings and output head are BF16 everywhere.
     """
     world = layout.world_size
-    group = facts.group_size if facts.format.value == weights.value else None
-    routed = -(-int(facts.parameters.routed_experts * expert_bits(weights, group)) // (BITS_PER_BYTE * world))
-    other_bits = 8.0 + 32.0 / (FP8_BLOCK * FP8_BLOCK) if weights is WeightFormat.FP8 else 16.0
-    other = -(-int(facts.parameters.other * other_bits) // (BITS_PER_BYTE * world))
-    embeddings = -(-facts.parameters.embeddings * 2 // world)
-    return WeightBytes(routed_experts=routed, embeddings=embeddings, other=other)
+    keeps_its_format = facts.format.value == weights.value
+    routed_bits = expert_bits(weights, facts.group_size if keeps_its_format else None)
+    other_is_fp8 = keeps_its_format and weights is WeightFormat.FP8
+    other_bits = expert_bits(WeightFormat.FP8 if other_is_fp8 else WeightFormat.BF16)
+    return WeightBytes(
+        routed_experts=_bytes_per_rank(facts.parameters.routed_experts, routed_bits, world),
+        embeddings=_bytes_per_rank(facts.parameters.embeddings, expert_bits(WeightFormat.BF16), world),
+        other=_bytes_per_rank(facts.parameters.other, other_bits, world),
+    )
+
+
+def _bytes_per_rank(parameters: int, bits: float, world_size: int) -> int:
+    return -(-math.ceil(parameters * bits) // (BITS_PER_BYTE * world_size))

@@ -77,6 +77,8 @@ class Generation:
     kv_note: str
     latency: tuple[WeightFormat, ...]
     throughput: tuple[WeightFormat, ...]
+    native: frozenset[WeightFormat] = frozenset()
+    """Quantised formats that the matrix units multiply as they are; every other one is dequantised in the kernel."""
     recognised: bool = True
 
 
@@ -85,11 +87,13 @@ _KV_FP8 = (KvFormat.FP8, KvFormat.BF16)
 
 CPU = Generation("CPU", _KV_FP8, "stored as FP8 e4m3, computed in FP32 or BF16", (_I4, _B), (_I4, _B))
 AMPERE = Generation("Ampere", _KV_FP8, "stored as FP8, upcast exactly in the kernel", (_I4, _B), (_I4, _B))
-ADA = Generation("Ada", _KV_FP8, "FP8 e4m3", (_F8, _I4, _B), (_F8, _I4, _B))
-HOPPER = Generation("Hopper", _KV_FP8, "FP8 e4m3", (_I4, _F8, _B), (_F8, _I4, _B))
-BLACKWELL = Generation("Blackwell data centre", _KV_FP8, "FP8 e4m3", (_NV, _F8, _I4, _B), (_NV, _F8, _I4, _B))
+ADA = Generation("Ada", _KV_FP8, "FP8 e4m3", (_F8, _I4, _B), (_F8, _I4, _B), frozenset({_F8}))
+HOPPER = Generation("Hopper", _KV_FP8, "FP8 e4m3", (_I4, _F8, _B), (_F8, _I4, _B), frozenset({_F8}))
+BLACKWELL = Generation(
+    "Blackwell data centre", _KV_FP8, "FP8 e4m3", (_NV, _F8, _I4, _B), (_NV, _F8, _I4, _B), frozenset({_F8, _NV})
+)
 BLACKWELL_WORKSTATION = Generation(
-    "Blackwell workstation", _KV_FP8, "FP8 e4m3", (_NV, _F8, _I4, _B), (_NV, _F8, _I4, _B)
+    "Blackwell workstation", _KV_FP8, "FP8 e4m3", (_NV, _F8, _I4, _B), (_NV, _F8, _I4, _B), frozenset({_F8, _NV})
 )
 UNKNOWN = Generation("unrecognised generation", (KvFormat.BF16,), "BF16", (_B,), (_B,), recognised=False)
 
@@ -218,7 +222,7 @@ def _choose_weights(
     passed: list[PassedOver],
 ) -> tuple[WeightFormat, str]:
     if checkpoint.quantised:
-        return _keep_quantised(WeightFormat(checkpoint.value), request, supported)
+        return _keep_quantised(WeightFormat(checkpoint.value), generation, where, request, supported)
     if request.weights is not None:
         return _asked_for(request.weights, generation, where, checkpoint, request, supported)
     row = generation.throughput if request.objective is Objective.THROUGHPUT else generation.latency
@@ -246,7 +250,8 @@ def _why_not(option: WeightFormat, request: PrecisionRequest, supported: frozens
 
 def _why(option: WeightFormat, where: str, checkpoint: CheckpointFormat, request: PrecisionRequest) -> str:
     if option is WeightFormat.BF16:
-        return f"{where}: {checkpoint} checkpoint served as BF16, no conversion"
+        how = "no conversion" if checkpoint is CheckpointFormat.BF16 else "rounded at load (lossy)"
+        return f"{where}: {checkpoint} checkpoint served as BF16, {how}"
     goal = "throughput" if request.objective is Objective.THROUGHPUT else "latency"
     return (
         f"{where}: best for {goal}; routed experts of the {checkpoint} checkpoint are converted to {option} at load "
@@ -255,7 +260,11 @@ def _why(option: WeightFormat, where: str, checkpoint: CheckpointFormat, request
 
 
 def _keep_quantised(
-    own: WeightFormat, request: PrecisionRequest, supported: frozenset[WeightFormat]
+    own: WeightFormat,
+    generation: Generation,
+    where: str,
+    request: PrecisionRequest,
+    supported: frozenset[WeightFormat],
 ) -> tuple[WeightFormat, str]:
     if request.weights not in {None, own}:
         raise PrecisionRefused(
@@ -269,7 +278,13 @@ def _keep_quantised(
             f"the checkpoint's {own} weights cannot be loaded by this version of the bundled runtime; "
             f"use a checkpoint in one of: {', '.join(sorted(supported))}",
         )
-    return own, f"the checkpoint is {own} already and keeps its format"
+    if own not in generation.native:
+        how = "weight-only: dequantised in the kernel, multiplied in BF16"
+    elif own is WeightFormat.NVFP4:
+        how = "native W4A4 where the checkpoint brings input scales, else weight-only"
+    else:
+        how = "multiplied natively"
+    return own, f"the checkpoint is {own} already and keeps its format; on {where}: {how}"
 
 
 def _asked_for(
@@ -289,7 +304,9 @@ def _asked_for(
             "WeightsUnsupported",
             f"precision.weights {asked} cannot be used: {why_not}; possible here: {', '.join(options) or 'none'}",
         )
-    note = (
-        "" if asked is WeightFormat.BF16 else f"; routed experts of the {checkpoint} checkpoint are converted (lossy)"
-    )
+    note = ""
+    if asked is not WeightFormat.BF16:
+        note = f"; routed experts of the {checkpoint} checkpoint are converted (lossy)"
+    elif checkpoint is not CheckpointFormat.BF16:
+        note = f"; the {checkpoint} checkpoint is rounded at load (lossy)"
     return asked, f"asked for by precision.weights {asked}{note}"
