@@ -12,10 +12,13 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
-from octavo_runtime.contract.launch import TERMINATION_LOG
+from octavo_runtime.contract.container import TERMINATION_LOG
 from octavo_runtime.contract.refused import Refused
-from octavo_runtime.contract.termination import ExitCode, TerminationReport, report_of
+
+if TYPE_CHECKING:
+    from octavo_runtime.contract.termination import TerminationReport
 
 COMMANDS = {
     "serve": "serve a checkpoint over an OpenAI-compatible HTTP API",
@@ -34,24 +37,40 @@ def leave_last_word(report: TerminationReport) -> None:
         path.write_text(report.to_json(), encoding="utf-8")
 
 
+class _Parser(argparse.ArgumentParser):
+    """A wrong flag is an input that cannot work, like any other."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise Refused instead of printing the whole usage."""
+        raise Refused("FlagInvalid", f"{message} (see `{self.prog} --help`)")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="octavo", description="Octavo's inference runtime.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = next((word for word in arguments if not word.startswith("-")), None)
+    try:
+        args = _parse(arguments, chosen)
+        result: int = importlib.import_module(f"octavo_runtime.cli.{args.command}").run(args)
+    except Refused as refused:
+        from octavo_runtime.contract.termination import ExitCode, report_of  # pydantic: not for `octavo drain`
+
+        program = f"octavo {chosen}" if chosen in COMMANDS else "octavo"
+        print(f"{program}: {refused.reason}: {refused.message}", file=sys.stderr)
+        leave_last_word(report_of(refused))
+        return ExitCode.REFUSED
+    return result
+
+
+def _parse(arguments: list[str], chosen: str | None) -> argparse.Namespace:
+    """Only the chosen command's module is imported."""
+    parser = _Parser(prog="octavo", description="Octavo's inference runtime.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, summary in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".")
         if name == chosen:
             importlib.import_module(f"octavo_runtime.cli.{name}").add_arguments(command)
-    args = parser.parse_args(arguments)
-    try:
-        result: int = importlib.import_module(f"octavo_runtime.cli.{args.command}").run(args)
-    except Refused as refused:
-        print(f"octavo {args.command}: {refused.reason}: {refused.message}", file=sys.stderr)
-        leave_last_word(report_of(refused))
-        return ExitCode.REFUSED
-    return result
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

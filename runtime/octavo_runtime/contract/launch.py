@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo_runtime.contract.container import DRAIN_ANNOUNCE_SECONDS as DRAIN_ANNOUNCE_SECONDS
+from octavo_runtime.contract.container import DRAIN_GRACE_MARGIN_SECONDS as DRAIN_GRACE_MARGIN_SECONDS
+from octavo_runtime.contract.container import DRAIN_SECONDS
+from octavo_runtime.contract.container import HTTP_PORT as HTTP_PORT
+from octavo_runtime.contract.container import TERMINATION_LIMIT_BYTES as TERMINATION_LIMIT_BYTES
+from octavo_runtime.contract.container import TERMINATION_LOG as TERMINATION_LOG
 from octavo_runtime.contract.footprint import DEFAULT_PAGE_SIZE
 from octavo_runtime.contract.precision import ComputeCapability, KvFormat, WeightFormat
-
-HTTP_PORT = 8000
-"""Port of the OpenAI-compatible API, of probes and of metrics."""
-
-TERMINATION_LOG = "/dev/termination-log"
-"""Where a container leaves its last word; the kubelet copies at most 4 KiB of it into the pod's status."""
-
-TERMINATION_LIMIT_BYTES = 4096
-
-DRAIN_ANNOUNCE_SECONDS = 5
-"""After a drain begins, new connections are served this long (with `Connection: close`) while endpoints propagate."""
-
-DRAIN_GRACE_MARGIN_SECONDS = 15
-"""What terminationGracePeriodSeconds adds to the announce and drain times, so that SIGKILL never comes first."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +31,7 @@ class LaunchFlags:
     """Bytes of the paged KV pool on each rank, integrity records included."""
     page_size: int = DEFAULT_PAGE_SIZE
     tensor_parallel_size: int = 1
-    drain_seconds: int = 120
+    drain_seconds: int = DRAIN_SECONDS
     expect_compute_capability: ComputeCapability | None = None
     expect_memory_mib: int | None = None
     port: int = HTTP_PORT

@@ -38,8 +38,8 @@ class Batch:
     sample_tokens: torch.Tensor
     """[S] int64, indices into [T] whose logits are wanted (the last token of each row that samples)."""
     verdict: torch.Tensor
-    """[R] int32, zero before the step, and `step` after it for each clean row. Any other word is a violation; a negative
-    one carries what was found (`octavo_kernels.formats.verdict`)."""
+    """[R] int32, zero before the step, and `step` after it for each clean row. Any other word is a violation; a
+    negative one carries what was found (`octavo_kernels.formats.verdict`)."""
 
     @property
     def num_rows(self) -> int:

@@ -14,8 +14,9 @@ from octavo_runtime.contract.facts import AttentionKind, ModelFacts
 from octavo_runtime.contract.footprint import page_bytes
 from octavo_runtime.contract.parallel import ParallelLayout
 from octavo_runtime.contract.precision import KvFormat
+from octavo_runtime.kv.pool import NULL_PAGE, WRITER_NULL, WRITER_SHARED, RecordUpdates
 
-NULL_PAGE = 0
+__all__ = ["NULL_PAGE", "STORAGE_DTYPE", "WRITER_NULL", "WRITER_SHARED", "KvCache", "KvLayer", "PageRecords"]
 
 STORAGE_DTYPE = {KvFormat.BF16: torch.bfloat16, KvFormat.FP8: torch.float8_e4m3fn}
 
@@ -46,11 +47,19 @@ class PageRecords:
     writer: torch.Tensor
     fill: torch.Tensor
 
-
-WRITER_NULL = 0
-"""No request may write: free pages and the NULL page."""
-WRITER_SHARED = -1
-"""Read-only: the page is in the prefix cache or shared by forks."""
+    def apply(self, updates: RecordUpdates) -> None:
+        """Write the allocator's changes; ordered before whatever the device is asked to do next."""
+        if updates.empty:
+            return
+        device = self.tag.device
+        pages = torch.from_numpy(updates.pages).to(device, torch.int64)
+        for record, values in (
+            (self.tag, updates.tags),
+            (self.logical, updates.logical),
+            (self.writer, updates.writers),
+            (self.fill, updates.fill),
+        ):
+            record.index_copy_(0, pages, torch.from_numpy(values).to(device))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,163 @@
+"""From settings to an engine that answers: probe, choose, size, load, warm. Each stage says what it found."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import torch
+
+from octavo_kernels.device import Device
+from octavo_kernels.registry import Formats, Operations, operations_for
+from octavo_runtime.contract.footprint import bytes_for_tokens, weight_bytes
+from octavo_runtime.contract.parallel import ParallelLayout, ParallelLayoutError
+from octavo_runtime.contract.precision import KvFormat, PrecisionChoice, PrecisionRequest, choose_precision
+from octavo_runtime.contract.refused import Refused
+from octavo_runtime.engine.batch_builder import BatchBuilder
+from octavo_runtime.engine.device import DeviceFacts, check_expected, probe, resident_bytes
+from octavo_runtime.engine.engine import Engine
+from octavo_runtime.engine.executor import Executor
+from octavo_runtime.engine.integrity import IntegrityMode
+from octavo_runtime.engine.messages import KernelChoice, MemoryLine, Sampling, Started, Submit
+from octavo_runtime.engine.process import Report
+from octavo_runtime.engine.scheduler import Scheduler, SchedulerLimits
+from octavo_runtime.engine.settings import EngineSettings
+from octavo_runtime.kv.cache import KvCache
+from octavo_runtime.kv.capacity import KvCapacity, kv_capacity
+from octavo_runtime.kv.pool import Nonces, PagePool
+from octavo_runtime.loading.load import load_model
+from octavo_runtime.models.base import Model
+
+KV_SHARE_OF_AVAILABLE = 0.5
+"""Without --kv-cache-memory-bytes the pool takes at most this share of the memory that the weights leave free: enough
+for a workstation, without starving what else runs there. The operator always passes the planned figure."""
+
+WARM_TOKENS = 2
+WARM_STEPS_LIMIT = 1000
+"""A warm-up takes a handful of steps; beyond this the engine does not make progress."""
+
+
+def start_engine(settings: EngineSettings, report: Report) -> tuple[Engine, Started]:
+    """Load the model and warm it; raises Refused with what is wrong and what to do."""
+    device = probe()
+    report("device", f"{device.name}, {device.memory_bytes >> 20} MiB, {device.available_bytes >> 20} MiB free")
+    check_expected(device, settings.expect_compute_capability, settings.expect_memory_mib)
+    layout = _layout(settings)
+    request = PrecisionRequest(weights=settings.weights, kv=settings.kv_cache)
+    precision = choose_precision(device.capability, settings.facts.format, request)
+    report("precision", f"weights {precision.weights} ({precision.weights_reason})")
+    report("precision", f"KV cache {precision.kv} ({precision.kv_reason})")
+    capacity = _capacity(settings, layout, precision, device)
+    report("kv", capacity.derivation)
+    max_model_len = _max_model_len(settings, capacity)
+
+    torch_device = torch.device(device.torch_device)
+    operations = operations_for(Device.of(torch_device), Formats(precision.weights, precision.kv))
+    before = resident_bytes(device)
+    model = load_model(
+        settings.model,
+        settings.facts,
+        layout,
+        precision.weights,
+        torch_device,
+        lambda detail: report("load", detail),
+        operations,
+    )
+    loaded = resident_bytes(device)
+    cache = KvCache.allocate(settings.facts, layout, precision.kv, capacity.num_pages, settings.page_size, torch_device)
+    engine = build_engine(settings, model, cache, operations, max_model_len, torch_device)
+    report("warm", "running a prompt and a token through every kernel")
+    started_at = time.monotonic()
+    warm(engine, settings, max_model_len)
+    report("warm", f"done in {time.monotonic() - started_at:.1f} s")
+    memory = [
+        MemoryLine("weights", weight_bytes(settings.facts, precision.weights, layout).total, loaded - before),
+        MemoryLine("kv", capacity.storage_bytes, cache.storage_bytes),
+    ]
+    return engine, Started(
+        weights=precision.weights,
+        kv_cache=precision.kv,
+        device=device.name,
+        kv_tokens=capacity.tokens,
+        kv_pages=capacity.num_pages,
+        page_size=settings.page_size,
+        max_model_len=max_model_len,
+        kernels=[KernelChoice(choice.operation, choice.implementation) for choice in operations.choices],
+        memory=memory,
+    )
+
+
+def build_engine(
+    settings: EngineSettings,
+    model: Model,
+    cache: KvCache,
+    operations: Operations,
+    max_model_len: int,
+    device: torch.device,
+) -> Engine:
+    """An engine over a loaded model and an empty cache."""
+    pool = PagePool(cache.num_pages, cache.page_size)
+    limits = SchedulerLimits(settings.max_num_seqs, max(settings.tokens_per_step, settings.max_num_seqs))
+    scheduler = Scheduler(limits, pool, Nonces(secrets.randbits(32)))
+    builder = BatchBuilder(settings.max_num_seqs, pool.pages_for(max_model_len), device)
+    checks = settings.integrity is not IntegrityMode.OFF
+    executor = Executor(settings.tensor_parallel_size, model, cache, operations, checks=checks)
+    return Engine(scheduler, builder, executor, settings.integrity, time.monotonic)
+
+
+def warm(engine: Engine, settings: EngineSettings, max_model_len: int) -> None:
+    """Run one request of a full step's length, so that the first user does not pay for compilation.
+
+    It is a self-test as well: a violation here means that the check or the kernels are broken; raises Refused.
+    """
+    prompt = [0] * max(1, min(settings.tokens_per_step, max_model_len - WARM_TOKENS))
+    greedy = Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=0)
+    engine.submit(Submit("warm-up", prompt, min(WARM_TOKENS, max_model_len), greedy, []))
+    for _ in range(WARM_STEPS_LIMIT):
+        result = engine.step()
+        if result.violations:
+            reasons = ", ".join(result.violations[0].reasons)
+            raise Refused("IntegritySelfTestFailed", f"the warm-up request failed the KV integrity check ({reasons})")
+        if engine.idle:
+            return
+    raise Refused("WarmUpFailed", f"the warm-up request did not end within {WARM_STEPS_LIMIT} steps")
+
+
+def _layout(settings: EngineSettings) -> ParallelLayout:
+    try:
+        return ParallelLayout.of(settings.facts, settings.tensor_parallel_size)
+    except ParallelLayoutError as error:
+        raise Refused("LayoutUnsupported", f"--tensor-parallel-size {settings.tensor_parallel_size}: {error}") from None
+
+
+def _capacity(
+    settings: EngineSettings, layout: ParallelLayout, precision: PrecisionChoice, device: DeviceFacts
+) -> KvCapacity:
+    budget = settings.kv_cache_memory_bytes
+    if budget is None:
+        weights = weight_bytes(settings.facts, precision.weights, layout).total
+        spare = int((device.available_bytes - weights) * KV_SHARE_OF_AVAILABLE)
+        budget = min(spare, _most_useful_bytes(settings, layout, precision.kv))
+    return kv_capacity(settings.facts, precision.kv, layout, budget, settings.page_size)
+
+
+def _most_useful_bytes(settings: EngineSettings, layout: ParallelLayout, kv: KvFormat) -> int:
+    """KV bytes with which every batch slot holds a full context: more would never be used."""
+    length = settings.max_model_len or settings.facts.max_position_embeddings
+    pages = -(-length // settings.page_size) * settings.max_num_seqs
+    return bytes_for_tokens(pages * settings.page_size, settings.facts, kv, layout, settings.page_size)
+
+
+def _max_model_len(settings: EngineSettings, capacity: KvCapacity) -> int:
+    asked, limit = settings.max_model_len, settings.facts.max_position_embeddings
+    if asked is None:
+        return min(limit, capacity.tokens)
+    if asked > limit:
+        raise Refused("MaxModelLenTooLong", f"--max-model-len {asked}: the model's positions end at {limit}")
+    if asked > capacity.tokens:
+        raise Refused(
+            "KvPoolTooSmall",
+            f"--max-model-len {asked} does not fit the KV pool of {capacity.tokens} tokens ({capacity.derivation}); "
+            f"lower it or raise --kv-cache-memory-bytes",
+        )
+    return asked

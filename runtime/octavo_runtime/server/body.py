@@ -1,0 +1,35 @@
+"""Reading a request's body: bounded, and JSON or a clear 400."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import msgspec
+from starlette.requests import Request
+
+from octavo_runtime.server.errors import ApiError, bad_request
+
+
+async def read_json(request: Request, limit_bytes: int) -> object:
+    """The decoded body; raises ApiError 413 over `limit_bytes` (before reading on) and 400 for broken JSON."""
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > limit_bytes:
+        raise _too_large(limit_bytes)
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > limit_bytes:
+            raise _too_large(limit_bytes)
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise bad_request(f"the request body is not JSON: {error}", None, code="invalid_json") from error
+
+
+def _too_large(limit_bytes: int) -> ApiError:
+    return ApiError(
+        HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        f"the request body is larger than {limit_bytes} bytes (--max-request-bytes)",
+        "request_too_large",
+        should_retry=False,
+    )

@@ -1,0 +1,138 @@
+"""From a validated request to pieces of text: limits, admission, the engine's tokens, detokenising, stop strings."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from octavo_runtime.engine.detokenise import Detokeniser, StopStrings
+from octavo_runtime.engine.messages import FinishReason, Sampling, Submit
+from octavo_runtime.server.admission import AdmissionLimits, FinishRate, Load, reject
+from octavo_runtime.server.engine_client import ENGINE_DEAD, EngineClient, RequestError
+from octavo_runtime.server.errors import ApiError, bad_request, engine_gone, unavailable
+from octavo_runtime.server.metrics import ServerMetrics
+from octavo_runtime.server.schema import GenerationBody
+from octavo_runtime.server.text import TextCodec
+
+SEED_MASK = 2**32 - 1
+
+DRAIN_DEADLINE = "drain_deadline"
+"""The server stops and this request did not end within the drain time."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text that became certain, with the finish reason when it is the last."""
+
+    text: str
+    tokens: int
+    """Tokens generated so far."""
+    finish: FinishReason | None
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Answers requests with one engine and one tokenizer."""
+
+    client: EngineClient
+    codec: TextCodec
+    limits: AdmissionLimits
+    max_model_len: int
+    vocab_size: int
+    metrics: ServerMetrics
+    rate: FinishRate
+    clock: Callable[[], float]
+
+    def submit_for(self, body: GenerationBody, id: str, prompt: list[int], limit: int | None) -> Submit:  # noqa: A002
+        """Check lengths and fill in defaults; `limit` None asks for all that fits. Raises ApiError 400."""
+        room = self.max_model_len - len(prompt)
+        if not prompt:
+            raise bad_request("the prompt has no tokens", "prompt")
+        if room < 1 or (limit is not None and limit > room):
+            wanted = f" and {limit} were asked for as an answer" if limit is not None else ""
+            raise bad_request(
+                f"the prompt has {len(prompt)} tokens{wanted}; prompt and answer together may have "
+                f"{self.max_model_len} tokens",
+                "max_tokens" if room > 0 else "prompt",
+                code="context_length_exceeded",
+            )
+        outside = next((token for token in prompt if token >= self.vocab_size), None)
+        if outside is not None:
+            raise bad_request(f"token {outside} is outside the vocabulary of {self.vocab_size}", "prompt")
+        defaults = self.codec.defaults
+        return Submit(
+            request=id,
+            prompt=prompt,
+            max_tokens=room if limit is None else limit,
+            sampling=Sampling(
+                temperature=defaults.temperature if body.temperature is None else body.temperature,
+                top_p=defaults.top_p if body.top_p is None else body.top_p,
+                top_k=max(0, defaults.top_k if body.top_k is None else body.top_k),
+                seed=(secrets.randbits(32) if body.seed is None else body.seed) & SEED_MASK,
+            ),
+            stop_tokens=[] if body.ignore_eos else list(defaults.stop_tokens),
+        )
+
+    def admit(self, prompt_tokens: int) -> None:
+        """Raises ApiError 503 with a time to come back when too much is open."""
+        load = Load(self.client.open_requests, self.client.unanswered_prompt_tokens)
+        rejection = reject(load, self.limits, prompt_tokens)
+        if rejection is not None:
+            self.metrics.rejections.labels(reason=rejection.reason).inc()
+            after = self.rate.retry_after_seconds(self.clock())
+            raise unavailable(rejection.message, "overloaded", after)
+
+    async def pieces(self, submit: Submit, stops: Sequence[str], arrived: float) -> AsyncGenerator[Piece, None]:
+        """The answer piece by piece; raises ApiError. Closing it early frees the request's pages at the next step."""
+        outcome = FinishReason.CANCELLED
+        self.metrics.prompt_tokens.inc(len(submit.prompt))
+        try:
+            async with aclosing(self._pieces(submit, stops, arrived)) as pieces:
+                async for piece in pieces:
+                    outcome = piece.finish or outcome
+                    yield piece
+        except RequestError as error:
+            outcome = FinishReason.ERROR
+            raise _as_api_error(error) from error
+        finally:
+            self.metrics.finished.labels(reason=outcome.value).inc()
+            self.rate.finished(self.clock())
+
+    async def _pieces(self, submit: Submit, stops: Sequence[str], arrived: float) -> AsyncGenerator[Piece, None]:
+        detokeniser = Detokeniser(self.codec.decode, submit.prompt)
+        scanner = StopStrings(stops)
+        count, last = 0, arrived
+        async with aclosing(self.client.generate(submit)) as tokens:
+            async for token in tokens:
+                count, last = count + 1, self._observe(count, last)
+                text = ""
+                if token.finish is not FinishReason.STOP:
+                    text = detokeniser.push(token.token)
+                if token.finish is not None:
+                    text += detokeniser.finish()
+                certain, stopped = scanner.push(text)
+                if stopped:
+                    yield Piece(certain, count, FinishReason.STOP)
+                    return
+                if token.finish is not None:
+                    certain += scanner.finish()
+                if certain or token.finish is not None:
+                    yield Piece(certain, count, token.finish)
+
+    def _observe(self, count: int, last: float) -> float:
+        now = self.clock()
+        histogram = self.metrics.inter_token_seconds if count else self.metrics.first_token_seconds
+        histogram.observe(now - last)
+        self.metrics.generation_tokens.inc()
+        return now
+
+
+def _as_api_error(error: RequestError) -> ApiError:
+    if error.code == ENGINE_DEAD:
+        return engine_gone(error.message)
+    if error.code == DRAIN_DEADLINE:
+        return unavailable(error.message, error.code, retry_after_seconds=1)
+    return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, error.message, error.code, should_retry=error.retryable)

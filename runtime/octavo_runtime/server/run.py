@@ -1,0 +1,243 @@
+"""Running the server: bind, start the engine, serve, drain, and end with the right exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from octavo_runtime.contract.refused import Refused
+from octavo_runtime.engine.logs import logger
+from octavo_runtime.engine.messages import Failed, Started
+from octavo_runtime.engine.process import EngineProgram
+from octavo_runtime.server.admission import AdmissionLimits, FinishRate
+from octavo_runtime.server.app import Probes, build_app
+from octavo_runtime.server.engine_client import EngineClient
+from octavo_runtime.server.generation import DRAIN_DEADLINE, Generation
+from octavo_runtime.server.lifecycle import Lifecycle
+from octavo_runtime.server.metrics import EngineView, ServerMetrics
+from octavo_runtime.server.openai import OpenAiApi
+from octavo_runtime.server.settings import ServeSettings
+from octavo_runtime.server.text import TextCodec
+
+FLUSH_SECONDS = 2.0
+"""How long answers that are errors may take to leave when the server ends."""
+
+KEEP_ALIVE_SECONDS = 75
+"""Longer than the 60 s after which common proxies drop an idle connection, so that they and not we close it."""
+
+BACKLOG = 2048
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; raises Refused when the address is taken or not ours."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        if family is socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind((host, port))
+        sock.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        sock.close()
+        raise Refused(
+            "AddressUnavailable", f"cannot listen on {host} port {port}: {error}; choose another --port or --host"
+        ) from None
+    return sock
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its signal handlers: a signal begins a drain here, it does not stop the server."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+
+@dataclass(frozen=True)
+class Server:
+    """One HTTP server over one engine process."""
+
+    settings: ServeSettings
+    program: EngineProgram
+    load_codec: Callable[[], TextCodec]
+    clock: Callable[[], float] = time.monotonic
+
+    async def run(self, sock: socket.socket) -> Failed | None:
+        """Serve on `sock` until a signal's drain is over (None) or until the engine ends (why)."""
+        loop = asyncio.get_running_loop()
+        lifecycle = Lifecycle(self.clock, self.settings.announce_seconds)
+        abort = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, _on_signal, number, lifecycle, abort)
+        client = EngineClient(self.program, self.clock)
+        metrics = ServerMetrics(self.settings.served_model, self.settings.max_num_seqs, _view(client))
+        ready: asyncio.Future[Generation] = loop.create_future()
+        api = OpenAiApi(self.settings.served_model, int(time.time()), self.settings.max_body_bytes, ready.result)
+        app = build_app(lifecycle, Probes(lifecycle, metrics, lambda: self._sick(client)), api)
+        http = _Uvicorn(_uvicorn_config(app))
+        await client.start()
+        serving = asyncio.create_task(http.serve(sockets=[sock]), name="http")
+        loading = asyncio.create_task(self._load(client, metrics, ready, lifecycle), name="loading")
+        try:
+            return await self._until_end(client, lifecycle, loading, abort)
+        finally:
+            loading.cancel()
+            await self._close(client, lifecycle, http, serving)
+
+    async def _load(
+        self,
+        client: EngineClient,
+        metrics: ServerMetrics,
+        ready: asyncio.Future[Generation],
+        lifecycle: Lifecycle,
+    ) -> None:
+        codec = await asyncio.to_thread(self.load_codec)
+        started = await asyncio.shield(client.started)
+        _log_started(self.settings, started)
+        queued = self.settings.max_queued_tokens or 2 * started.kv_tokens
+        ready.set_result(
+            Generation(
+                client=client,
+                codec=codec,
+                limits=AdmissionLimits(self.settings.max_num_seqs, self.settings.max_queued_requests, queued),
+                max_model_len=started.max_model_len,
+                vocab_size=self.settings.vocab_size,
+                metrics=metrics,
+                rate=FinishRate(),
+                clock=self.clock,
+            )
+        )
+        lifecycle.loaded()
+
+    async def _until_end(
+        self, client: EngineClient, lifecycle: Lifecycle, loading: asyncio.Task[None], abort: asyncio.Event
+    ) -> Failed | None:
+        """Wait for the engine's end, a loading error, or a signal and the drain after it."""
+        drained = asyncio.create_task(self._drained(client, lifecycle, loading, abort), name="drain")
+        try:
+            await _any_of(client.ended, drained, loading)
+            if loading.done() and not loading.cancelled() and (error := loading.exception()):
+                raise error
+            await _any_of(client.ended, drained)
+            return None if drained.done() else client.ended.result()
+        finally:
+            drained.cancel()
+
+    async def _drained(
+        self, client: EngineClient, lifecycle: Lifecycle, loading: asyncio.Task[None], abort: asyncio.Event
+    ) -> None:
+        """Until a signal came and the drain that it began (or found going on) is over."""
+        log = logger("server")
+        await lifecycle.stop_requested.wait()
+        if not loading.done():
+            return
+        log.info("draining", extra={"in_flight": lifecycle.in_flight, "drain_seconds": self.settings.drain_seconds})
+        await _first(abort.wait(), asyncio.sleep(lifecycle.announce_left_seconds))
+        lifecycle.end_announce()
+        await _first(abort.wait(), lifecycle.wait_idle(), asyncio.sleep(self.settings.drain_seconds))
+        if lifecycle.in_flight:
+            log.warning("drain time is over", extra={"in_flight": lifecycle.in_flight})
+            message = "the server is stopping and this request did not end in time; send it again"
+            client.fail_open_requests(DRAIN_DEADLINE, message)
+            await _first(lifecycle.wait_idle(), asyncio.sleep(FLUSH_SECONDS))
+
+    async def _close(
+        self, client: EngineClient, lifecycle: Lifecycle, http: _Uvicorn, serving: asyncio.Task[None]
+    ) -> None:
+        await _first(lifecycle.wait_idle(), asyncio.sleep(FLUSH_SECONDS))
+        http.should_exit = True
+        await asyncio.wait({serving}, timeout=2 * FLUSH_SECONDS)
+        serving.cancel()
+        await client.stop()
+
+    def _sick(self, client: EngineClient) -> str | None:
+        if not client.alive:
+            return "engine dead"
+        if client.started.done() and client.silent_seconds > self.settings.stall_seconds:
+            return f"engine stalled for {client.silent_seconds:.0f} s"
+        return None
+
+
+def _on_signal(number: signal.Signals, lifecycle: Lifecycle, abort: asyncio.Event) -> None:
+    """SIGTERM and the first Ctrl-C drain; Ctrl-C skips the announcement, and a second one aborts open requests."""
+    if lifecycle.stop_requested.is_set() and number is signal.SIGINT:
+        abort.set()
+    if number is signal.SIGINT:
+        lifecycle.end_announce()
+    lifecycle.begin_drain()
+    lifecycle.stop_requested.set()
+
+
+async def _any_of(*futures: asyncio.Future[Any]) -> None:
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _first(*waits: Coroutine[Any, Any, object]) -> None:
+    """Until the first of several coroutines is done; the others are cancelled."""
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    try:
+        await _any_of(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _view(client: EngineClient) -> EngineView:
+    def started() -> Started | None:
+        return client.started.result() if client.started.done() and not client.started.cancelled() else None
+
+    return EngineView(lambda: client.stats, started, lambda: client.silent_seconds)
+
+
+def _uvicorn_config(app: object) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        http="httptools",
+        loop="none",
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=int(FLUSH_SECONDS),
+    )
+
+
+def _log_started(settings: ServeSettings, started: Started) -> None:
+    log = logger("server")
+    for line in started.memory:
+        fields = {"part": line.part, "planned_bytes": line.planned_bytes, "measured_bytes": line.measured_bytes}
+        log.info("memory", extra=fields)
+    log.info(
+        "ready",
+        extra={
+            "model": settings.served_model,
+            "weights": started.weights,
+            "kv_cache": started.kv_cache,
+            "kv_tokens": started.kv_tokens,
+            "max_model_len": started.max_model_len,
+            "host": settings.host,
+            "port": settings.port,
+        },
+    )
+
+
+def codec_loader(model: Path) -> Callable[[], TextCodec]:
+    """Defers the tokenizer's imports and reading to the thread that calls the result."""
+
+    def load() -> TextCodec:
+        from octavo_runtime.server.text import load_codec
+
+        return load_codec(model)
+
+    return load

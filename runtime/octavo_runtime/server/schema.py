@@ -1,0 +1,180 @@
+"""Request bodies: closed models. What is not implemented is refused with its name, never ignored.
+
+OpenAI fields that Octavo does not implement are let through only with the value that asks for nothing (`NEUTRAL`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from octavo_runtime.server.errors import bad_request
+
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_MESSAGES = 4096
+
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "echo": (False,),
+    "suffix": ("",),
+    "store": (False,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "service_tier": ("auto", "default"),
+    "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+}
+"""Known fields without an implementation, and the values that ask for nothing."""
+
+_Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
+
+
+class Body(BaseModel):
+    """Closed and strict: "5" is not a number here."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class StreamOptions(Body):
+    """How a stream ends."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class GenerationBody(Body):
+    """Fields of both endpoints."""
+
+    model: Annotated[str, Field(min_length=1, max_length=512)]
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    """The k most likely tokens; 0 and -1 keep all."""
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    ignore_eos: bool = False
+    """Go on to max_tokens whatever the model says; for measurements."""
+    user: Annotated[str, Field(max_length=512)] | None = None
+    """Accepted and unused."""
+
+    @model_validator(mode="after")
+    def _options_need_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream: true")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings, perhaps none."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk that counts tokens."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class TextPart(Body):
+    """One part of a message; text is the only kind."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Body):
+    """One turn."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: Annotated[str, Field(max_length=64)] | None = None
+
+    def plain(self) -> dict[str, str]:
+        """What chat templates expect: role and one string."""
+        parts = self.content
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        return {"role": self.role, "content": text}
+
+
+class ChatBody(GenerationBody):
+    """Body of /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        if None not in {self.max_tokens, self.max_completion_tokens} and self.max_tokens != self.max_completion_tokens:
+            raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
+        return self
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens of the answer, when given."""
+        return self.max_completion_tokens or self.max_tokens
+
+
+class CompletionBody(GenerationBody):
+    """Body of /v1/completions."""
+
+    prompt: (
+        str
+        | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+        | Annotated[list[str], Field(min_length=1, max_length=1)]
+    )
+
+    @property
+    def only_prompt(self) -> str | list[int]:
+        """The prompt, out of its list when it came in one."""
+        first = self.prompt[0]
+        return first if isinstance(self.prompt, list) and isinstance(first, str) else self.prompt  # type: ignore[return-value]
+
+
+BodyT = TypeVar("BodyT", bound=GenerationBody)
+
+
+def parse_body(model: type[BodyT], value: object) -> BodyT:
+    """Validate a decoded JSON document; raises ApiError 400 naming the first field that is wrong."""
+    if not isinstance(value, dict):
+        raise bad_request("the request body must be a JSON object", None)
+    asked = {name: given for name, given in value.items() if given is not None}
+    for name in [name for name in asked if name not in model.model_fields and name in NEUTRAL]:
+        if asked.pop(name) not in NEUTRAL[name]:
+            raise bad_request(
+                f"{name} is not supported by this server; leave it out", name, code="unsupported_parameter"
+            )
+    try:
+        return model.model_validate(asked)
+    except ValidationError as error:
+        raise _named(error) from None
+
+
+def _named(error: ValidationError) -> Exception:
+    first = error.errors(include_url=False, include_context=False)[0]
+    path = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return bad_request(f"{path} is not supported by this server; leave it out", path, code="unsupported_parameter")
+    shown = repr(first["input"])
+    found = "" if first["type"] == "missing" or len(shown) > 80 else f", got {shown}"
+    message = first["msg"].removeprefix("Value error, ")
+    return bad_request(f"{path}: {message}{found}" if path else message, path or None)

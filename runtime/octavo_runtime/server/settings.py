@@ -1,0 +1,30 @@
+"""ServeSettings: what the HTTP process is told at start, frozen at the edge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo_runtime.contract.container import DRAIN_ANNOUNCE_SECONDS, HTTP_PORT
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """Of the HTTP side; the engine's are `EngineSettings`."""
+
+    served_model: str
+    vocab_size: int
+    max_num_seqs: int
+    host: str = "0.0.0.0"  # noqa: S104 - a server in a pod answers on the pod's address
+    port: int = HTTP_PORT
+    drain_seconds: float = 120.0
+    """How long a drain waits for open requests."""
+    announce_seconds: float = DRAIN_ANNOUNCE_SECONDS
+    """How long new requests are still served after a drain began."""
+    stall_seconds: float = 120.0
+    """Liveness fails when the engine gave no sign of life for this long. Longer than any step: a prefill chunk of a
+    large model on a CPU takes tens of seconds."""
+    max_queued_requests: int = 256
+    max_queued_tokens: int | None = None
+    """Prompt tokens that may wait for a first token; by default twice what the KV pool holds."""
+    max_body_bytes: int = 32 << 20
+    """A prompt of a million tokens is about 5 MB of text, and up to six times that when escaped."""
