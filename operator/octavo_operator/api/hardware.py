@@ -21,6 +21,8 @@ class GpuFacts:
     """Where the figures come from, in words."""
     labelled: bool
     """Whether nodes carry these figures as labels, so that pods can be bound to the class by node affinity."""
+    ephemeral_storage: bool = True
+    """Whether the nodes account for local disk; where they do not, a pod that requests some is never scheduled."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class CpuFacts:
     """What one pod may use at most; None when nothing is known, then the plan takes what the model needs."""
     origin: str
     nodes: int | None = None
+    ephemeral_storage: bool = True
 
 
 Hardware = GpuFacts | CpuFacts

@@ -51,7 +51,10 @@ class ModelStatus(ApiModel):
     """The checkpoint as it was found."""
 
     source: Annotated[ShortText, Field(description="The source with its revision resolved; serving pods use this.")]
-    inspected: Annotated[ShortText, Field(description="What the facts were read from: source, credential, replan.")]
+    revision: Annotated[ShortText, Field(description="Commit, image digest, or hash of config and tensor headers.")]
+    inspection: Annotated[
+        ShortText, Field(description="Hash of source, credential and replan that these facts were read for.")
+    ]
     facts: ModelFacts
 
 
@@ -79,6 +82,7 @@ class HardwareStatus(ApiModel):
 
     accelerator: ShortText
     generation: ShortText
+    recognised: Annotated[bool, Field(description="Whether the precision table knows this generation.")]
     origin: Annotated[Sentence, Field(description="Node labels, spec.pools[].hardware, or nothing needed (CPU).")]
     compute_capability: Annotated[ShortText | None, Field()] = None
     memory_mib: Annotated[Count | None, Field(alias="memoryMiB")] = None

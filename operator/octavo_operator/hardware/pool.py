@@ -50,8 +50,10 @@ def recognise(pool: PoolSpec, nodes: Sequence[Node] | None) -> Hardware | Hardwa
     resource = resource_name_of(pool)
     if pool.hardware is not None:
         origin = f"spec.pools[{pool.name}].hardware"
-        if resource is None or pool.hardware.capability is None:
+        if resource is None:
             return CpuFacts(memory_mib=pool.hardware.memory_mib, origin=origin)
+        if pool.hardware.capability is None:
+            return HardwareMissing("HardwareIncomplete", f"{origin} of a GPU pool needs computeCapability, e.g. 9.0")
         return GpuFacts(
             capability=pool.hardware.capability,
             memory_mib=pool.hardware.memory_mib,
@@ -100,7 +102,7 @@ def _no_node(pool: PoolSpec, wanted: str, misses: list[tuple[int, str]], total: 
     selector = ", ".join(f"{key}={value}" for key, value in pool.node_selector.items()) or "any labels"
     closest = "; ".join(text for _, text in sorted(misses)[:CLOSEST_NODES]) or "the cluster has no node"
     return HardwareMissing(
-        "NoMatchingNode",
+        "NoMatchingNodes",
         f"no node matches pool {pool.name}: looked for {wanted} with nodeSelector {selector} among {total} nodes. "
         f"Closest: {closest}. Change spec.pools[].nodeSelector or tolerations, or add such a node",
     )
@@ -114,6 +116,7 @@ def _cpu(pool: PoolSpec, fitting: list[Node], misses: list[tuple[int, str]], tot
         memory_mib=largest // MIB if largest else None,
         origin=f"allocatable memory of the largest of {len(fitting)} matching nodes",
         nodes=len(fitting),
+        ephemeral_storage=_account_for_disk(fitting),
     )
 
 
@@ -145,7 +148,12 @@ def _gpu(
         nodes=best.nodes,
         origin=f"labels of {best.nodes} of {len(fitting)} nodes with {resource}{aside}",
         labelled=True,
+        ephemeral_storage=_account_for_disk(fitting),
     )
+
+
+def _account_for_disk(nodes: list[Node]) -> bool:
+    return all(node.amount("ephemeral-storage") > 0 for node in nodes)
 
 
 def _classes(fitting: list[Node], resource: str) -> tuple[list[GpuClass], list[str]]:

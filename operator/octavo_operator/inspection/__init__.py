@@ -1,0 +1,1 @@
+"""Pure: what inspect pods say, and what to do about it."""

@@ -1,0 +1,1 @@
+"""Pure builders: from a plan to the manifests of the child objects, exactly as they are applied."""
