@@ -10,8 +10,7 @@ from e2e.cluster import config as configuration
 from e2e.cluster.config import ClusterConfig
 from e2e.cluster.errors import ClusterError
 
-LOCK = Path("/run/lock/octavo-cluster.lock")
-"""One for the machine, because there is one cluster per machine."""
+LOCKS = Path("/run/lock")
 LOCK_TIMEOUT_SECONDS = 1800.0
 """Whoever holds it may be building Kubernetes."""
 
@@ -56,7 +55,8 @@ def _dispatch(arguments: argparse.Namespace) -> int:
     if arguments.command in ("status", "env"):
         return _status() if arguments.command == "status" else _env()
     config = configuration.current(getattr(arguments, "nodes", 1))
-    with exclusive(LOCK, LOCK_TIMEOUT_SECONDS, lambda: print("waiting: another command works on the cluster")):
+    lock = LOCKS / f"{config.name}-cluster.lock"
+    with exclusive(lock, LOCK_TIMEOUT_SECONDS, lambda: print("waiting: another command works on the cluster")):
         return _up(config) if arguments.command == "up" else _down(config, arguments.purge)
 
 

@@ -151,10 +151,11 @@ def command(pid: int) -> list[str]:
         return [""]
 
 
-def resident_bytes(pid: int) -> int:
-    """Memory a process holds in RAM; 0 when it is gone."""
+def memory_bytes(pid: int) -> int:
+    """Memory of a process, what it shares counted in parts, so that sums are true; 0 when it is gone."""
     try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, IndexError, ValueError):
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
         return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    sizes = (line.split()[1] for line in rollup.splitlines() if line.startswith("Pss:"))
+    return int(next(sizes, "0")) * 1024

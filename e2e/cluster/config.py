@@ -4,6 +4,7 @@ Nothing else reads the environment, and nothing else joins paths of its own.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from e2e.cluster.errors import ClusterError
 
+DEFAULT_NAME = "octavo"
 MAX_NODES = 2
 """The pod range is split into halves; more nodes on one machine would show nothing that two do not."""
 
@@ -28,7 +30,7 @@ class Node:
     """Where its kubelet and, on the first node, the API server listen."""
     pod_network: IPv4Network
     link: str
-    """The host's end of its cable into the bridge; at most 15 characters (IFNAMSIZ)."""
+    """The host's end of its cable into the bridge."""
     cgroup: str
     """Parent of its pods, relative to each cgroup hierarchy, so that two kubelets never see each other's pods."""
     state_dir: Path
@@ -55,18 +57,16 @@ def _default_cache() -> Path:
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """What a cluster is made of. Two clusters on one machine are not supported: they would share names."""
+    """What a cluster is made of. Two on one machine need different names and networks; the tests of this package run
+    beside a user's cluster that way."""
 
+    name: str = DEFAULT_NAME
+    """Of everything it puts outside its folders: bridge, cables, cgroup, run folder. At most 9 characters."""
     cache_dir: Path = field(default_factory=_default_cache)
     """Survives `down`: binaries, registry storage, container images, logs of the last run."""
-    run_dir: Path = Path("/run/octavo")
-    """Does not survive a reboot, like the processes it describes."""
     node_network: IPv4Network = NODE_NETWORK
     pod_network: IPv4Network = POD_NETWORK
     service_network: IPv4Network = SERVICE_NETWORK
-    bridge: str = "octavo0"
-    cgroup: str = "octavo"
-    """Parent of everything the cluster runs: membership is what makes a process ours."""
     registry_port: int = 5000
     node_count: int = 1
 
@@ -76,6 +76,8 @@ class ClusterConfig:
         Raises:
             ClusterError: for an unsupported number of nodes or networks that overlap or are too small.
         """
+        if not re.fullmatch(r"[a-z][a-z0-9]{0,8}", self.name):
+            raise ClusterError(f"OCTAVO_CLUSTER={self.name!r}: a name has 1 to 9 lower-case letters and digits")
         if not 1 <= self.node_count <= MAX_NODES:
             raise ClusterError(f"NODES={self.node_count}: this cluster has 1 or {MAX_NODES} nodes")
         if self.node_network.num_addresses < 8 or self.pod_network.prefixlen > 24:
@@ -88,6 +90,36 @@ class ClusterConfig:
             for other_name, other in networks.items():
                 if name < other_name and network.overlaps(other):
                     raise ClusterError(f"the {name} network {network} overlaps the {other_name} network {other}")
+
+    @property
+    def run_dir(self) -> Path:
+        """Sockets, container state and the record; does not survive a reboot, like the processes it describes."""
+        return Path("/run") / self.name
+
+    @property
+    def bridge(self) -> str:
+        """The network link that joins this machine and the nodes."""
+        return f"{self.name}0"
+
+    @property
+    def cable_prefix(self) -> str:
+        """What the names of the nodes' cables begin with; a link's name has at most 15 characters (IFNAMSIZ)."""
+        return f"{self.name}-n"
+
+    @property
+    def cgroup(self) -> str:
+        """Parent of everything the cluster runs: membership is what makes a process ours."""
+        return self.name
+
+    @property
+    def pod_network_name(self) -> str:
+        """For CNI; also the prefix of the files that it caches outside our folders."""
+        return f"{self.name}-pods"
+
+    @property
+    def home(self) -> Path:
+        """The cluster's part of the cache; programs are shared by all clusters."""
+        return self.cache_dir if self.name == DEFAULT_NAME else self.cache_dir / "clusters" / self.name
 
     def networks(self) -> dict[str, IPv4Network]:
         """The three address ranges by what they are for."""
@@ -121,17 +153,17 @@ class ClusterConfig:
     @property
     def state_dir(self) -> Path:
         """Certificates, etcd, kubelets; removed by `down`."""
-        return self.cache_dir / "state"
+        return self.home / "state"
 
     @property
     def log_dir(self) -> Path:
         """One log per component, kept after `down` for a look at what happened."""
-        return self.cache_dir / "logs"
+        return self.home / "logs"
 
     @property
     def registry_dir(self) -> Path:
         """The registry's storage; outlives the cluster."""
-        return self.cache_dir / "registry"
+        return self.home / "registry"
 
     @property
     def kubeconfig(self) -> Path:
@@ -152,23 +184,24 @@ class ClusterConfig:
                 name=f"node{number}",
                 address=self.node_network[1 + number],
                 pod_network=halves[number - 1],
-                link=f"octavo-n{number}",
+                link=f"{self.cable_prefix}{number}",
                 cgroup=f"{self.cgroup}/node{number}",
                 state_dir=self.state_dir / f"node{number}",
                 run_dir=self.run_dir / f"node{number}",
-                store_dir=self.cache_dir / "nodes" / f"node{number}",
+                store_dir=self.home / "nodes" / f"node{number}",
             )
             for number in range(1, self.node_count + 1)
         )
 
 
 def from_environment(environ: Mapping[str, str], node_count: int = 1) -> ClusterConfig:
-    """The configuration a user asked for by OCTAVO_CACHE and the OCTAVO_*_NETWORK variables.
+    """The configuration a user asked for by OCTAVO_CACHE, OCTAVO_CLUSTER and the OCTAVO_*_NETWORK variables.
 
     Raises:
         ClusterError: a variable that is no IPv4 network, named with its value.
     """
     return ClusterConfig(
+        name=environ.get("OCTAVO_CLUSTER") or DEFAULT_NAME,
         cache_dir=cache_dir(environ),
         node_network=_network(environ, "OCTAVO_NODE_NETWORK", NODE_NETWORK),
         pod_network=_network(environ, "OCTAVO_POD_NETWORK", POD_NETWORK),

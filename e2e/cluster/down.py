@@ -8,7 +8,6 @@ from pathlib import Path
 from e2e.cluster import cgroups, mounts, network, record
 from e2e.cluster.config import ClusterConfig
 from e2e.cluster.errors import ClusterError
-from e2e.cluster.rendering import CNI_NETWORK
 
 SHIM_SOCKETS = Path("/run/containerd/s")
 """Where containerd's shims put their sockets whatever its configuration says."""
@@ -44,7 +43,7 @@ def remove(config: ClusterConfig, known: record.Record | None) -> None:
 
 
 def purge(config: ClusterConfig) -> list[str]:
-    """Remove the cache as well, once the cluster is gone; the names of what was removed.
+    """Empty the cluster's part of the cache, once the cluster is gone; the names of what was removed.
 
     Raises:
         ClusterError: the cluster is not gone.
@@ -53,7 +52,7 @@ def purge(config: ClusterConfig) -> list[str]:
         raise ClusterError(f"the cluster is not gone ({left[0]}): the cache is kept")
     removed = []
     for name in ("bin", "registry", "nodes", "logs", "images"):
-        folder = config.cache_dir / name
+        folder = config.home / name
         if folder.exists():
             _remove_tree(folder)
             removed.append(name)
@@ -98,7 +97,7 @@ def _shim_sockets(config: ClusterConfig) -> list[Path]:
 
 def _foreign_files(config: ClusterConfig) -> list[Path]:
     """Files of ours in folders that are not: recognised by our network's name or by where they point."""
-    results = list(CNI_RESULTS.glob(f"{CNI_NETWORK}-*")) if CNI_RESULTS.is_dir() else []
+    results = list(CNI_RESULTS.glob(f"{config.pod_network_name}-*")) if CNI_RESULTS.is_dir() else []
     links = list(CONTAINER_LOG_LINKS.iterdir()) if CONTAINER_LOG_LINKS.is_dir() else []
     return [*results, *(link for link in links if link.is_symlink() and config.state_dir in link.readlink().parents)]
 

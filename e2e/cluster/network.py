@@ -115,7 +115,7 @@ def remove(config: ClusterConfig) -> None:
 def own_links(config: ClusterConfig, links: Sequence[Mapping[str, object]]) -> list[str]:
     """Names of the cluster's links among the host's, cables before the bridge."""
     names = [str(link["ifname"]) for link in links]
-    cables = sorted(name for name in names if name.startswith("octavo-n"))
+    cables = sorted(name for name in names if name.startswith(config.cable_prefix))
     return [*cables, *(name for name in names if name == config.bridge)]
 
 
@@ -135,7 +135,7 @@ def _firewall_rules(config: ClusterConfig) -> list[str]:
         rules = run(["iptables-save"], timeout_seconds=10).splitlines()
     except ClusterError:  # no iptables in this kernel: then it holds no rules either
         return []
-    marks = [config.bridge, "octavo-n", *(str(network) for network in config.networks().values())]
+    marks = [config.bridge, config.cable_prefix, *(str(network) for network in config.networks().values())]
     return [f"firewall rule {rule}" for rule in rules if any(mark in rule for mark in marks)]
 
 

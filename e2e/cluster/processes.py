@@ -29,7 +29,6 @@ class Running:
     """A component's living process."""
 
     pid: int
-    resident_bytes: int
     age_seconds: float
 
 
@@ -59,7 +58,7 @@ def find(component: Component, config: ClusterConfig, roots: Sequence[Path]) -> 
     """Its process, or None when it does not run."""
     for pid in sorted(cgroups.members(component.cgroup(config), roots)):
         if cgroups.command(pid)[0] == component.argv[0]:
-            return Running(pid, cgroups.resident_bytes(pid), _age_seconds(pid))
+            return Running(pid, _age_seconds(pid))
     return None
 
 

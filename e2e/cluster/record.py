@@ -24,6 +24,7 @@ KUBELET_SYSCTLS = (
 class Record:
     """The cluster that was started here."""
 
+    name: str
     cache_dir: str
     node_count: int
     networks: Mapping[str, str]
@@ -38,6 +39,7 @@ class Record:
     def config(self) -> ClusterConfig:
         """The configuration it was started with."""
         return ClusterConfig(
+            name=self.name,
             cache_dir=Path(self.cache_dir),
             node_network=IPv4Network(self.networks["node"]),
             pod_network=IPv4Network(self.networks["pod"]),
@@ -51,6 +53,7 @@ def make(
 ) -> Record:
     """The record of a cluster about to start; settings noted `before` are the machine's own and stay noted."""
     return Record(
+        name=config.name,
         cache_dir=str(config.cache_dir),
         node_count=config.node_count,
         networks={name: str(network) for name, network in config.networks().items()},

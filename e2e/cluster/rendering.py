@@ -90,7 +90,7 @@ def kube_proxy(config: ClusterConfig, node: Node, kubeconfig_path: Path) -> str:
     )
 
 
-def cni(node: Node) -> str:
+def cni(config: ClusterConfig, node: Node) -> str:
     """The pod network: a bridge in the node's namespace; its state is kept with the node so that `down` removes it."""
     ranges = [[{"subnet": str(node.pod_network)}]]
     ipam = {
@@ -108,11 +108,7 @@ def cni(node: Node) -> str:
         "ipam": ipam,
     }
     portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
-    return _json({"cniVersion": "1.0.0", "name": CNI_NETWORK, "plugins": [bridge, portmap]})
-
-
-CNI_NETWORK = "octavo-pods"
-"""Also the prefix of the files that CNI caches below /var/lib/cni/results."""
+    return _json({"cniVersion": "1.0.0", "name": config.pod_network_name, "plugins": [bridge, portmap]})
 
 
 def containerd(node: Node, pause_image: str, runc: Path) -> str:

@@ -68,4 +68,4 @@ def _line(component: Component, config: ClusterConfig) -> Line:
     if running is None:
         return Line(component.name, "dead", None, 0, 0.0, addresses)
     state = "running" if health.healthy(component, config) else "sick"
-    return Line(component.name, state, running.pid, running.resident_bytes, running.age_seconds, addresses)
+    return Line(component.name, state, running.pid, cgroups.memory_bytes(running.pid), running.age_seconds, addresses)

@@ -27,7 +27,7 @@ POLL_SECONDS = 0.1
 COMPONENT_TIMEOUT_SECONDS = 60.0
 """For one component to report healthy; the slowest, the API server, takes 4 s on idle cores."""
 NODES_TIMEOUT_SECONDS = 120.0
-BASE_STEPS = 8
+STEPS = 7
 
 
 def up(config: ClusterConfig, say: Callable[[str], None] = print) -> ClusterConfig:
@@ -143,7 +143,7 @@ class _Start:
     def run(self, known: record.Record | None) -> None:
         """Start what does not run, in order."""
         durations = Durations(self.config.cache_dir / "durations.json")
-        progress = Progress(durations, total=BASE_STEPS)
+        progress = Progress(durations, total=STEPS)
         fresh = known is None
         if fresh:
             _forget_logs(self.components, self.config)
@@ -254,17 +254,18 @@ def config_files(config: ClusterConfig) -> dict[Path, str]:
             folder / "kubelet.json": rendering.kubelet(config, node, state / "pki"),
             folder / "kube-proxy.json": proxy_config,
             folder / "containerd.toml": rendering.containerd(node, str(pause.reference(config.registry)), runc),
-            folder / "cni" / "10-octavo.conflist": rendering.cni(node),
+            folder / "cni" / "10-octavo.conflist": rendering.cni(config, node),
             folder / "registries" / config.registry / "hosts.toml": rendering.registry_hosts(config),
         }
     return files
 
 
 def write_files(files: dict[Path, str]) -> None:
-    """Write them, making folders as needed."""
+    """Write what differs, making folders as needed; a kube-proxy whose file is touched starts anew."""
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
 
 
 def write_kubeconfigs(config: ClusterConfig) -> None:

@@ -44,7 +44,7 @@ def test_all_state_of_containers_and_pod_networks_lies_where_down_looks() -> Non
     config = tomllib.loads(containerd(FIRST, "pause", Path("/usr/sbin/runc")))
     assert config["plugins"]["io.containerd.cri.v1.runtime"]["netns_mounts_under_state_dir"] is True
     assert CONFIG.run_dir in Path(config["state"]).parents
-    network = json.loads(cni(FIRST))
+    network = json.loads(cni(CONFIG, FIRST))
     assert CONFIG.state_dir in Path(network["plugins"][0]["ipam"]["dataDir"]).parents
 
 
