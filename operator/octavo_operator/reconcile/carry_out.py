@@ -49,6 +49,7 @@ class Hands:
         for kind, bodies in ((PODS, decision.obsolete_pods), (DEPLOYMENTS, decision.obsolete_deployments)):
             for body in bodies:
                 await self._api.delete(kind, body)
+                self._store.remove(kind, body)
 
     async def _ensure(self, kind: Kind, manifest: Manifest, owner: Owner) -> None:
         """Apply unless it is applied already; never write to an object that somebody else controls."""

@@ -34,19 +34,22 @@ def is_applied(desired: Manifest, live: Mapping[str, Any]) -> bool:
     """Whether applying `desired` would change nothing."""
     annotations = live.get("metadata", {}).get("annotations") or {}
     wanted = desired["metadata"].get("annotations", {}).get(labels.APPLIED)
-    return annotations.get(labels.APPLIED) == wanted and contains(live, desired)
+    # Items of a LIST come without apiVersion and kind.
+    content = {key: value for key, value in desired.items() if key not in {"apiVersion", "kind"}}
+    return annotations.get(labels.APPLIED) == wanted and contains(live, content)
 
 
 def contains(live: Any, desired: Any, field: str = "") -> bool:
     """Whether every value of `desired` is in `live`. `field` is the name of the field that holds them."""
-    if isinstance(desired, Mapping):
-        if not isinstance(live, Mapping):
+    # Concrete types: both sides come from JSON, and this runs for every field of every child at every reconcile.
+    if isinstance(desired, dict):
+        if not isinstance(live, dict):
             return not desired and live is None
         if field in QUANTITY_MAPS:
             return all(key in live and _same_quantity(live[key], value) for key, value in desired.items())
         return all(contains(live.get(key), value, key) for key, value in desired.items())
-    if isinstance(desired, Sequence) and not isinstance(desired, str):
-        return _contains_list(live if isinstance(live, Sequence) else (), desired, field)
+    if isinstance(desired, (list, tuple)):
+        return _contains_list(live if isinstance(live, list) else [], desired, field)
     if field in QUANTITY_FIELDS:
         return _same_quantity(live, desired)
     # The API server leaves out empty strings and false.
@@ -57,7 +60,7 @@ def _contains_list(live: Sequence[Any], desired: Sequence[Any], field: str) -> b
     key = MERGE_KEYS.get(field)
     if key is None:
         return len(live) == len(desired) and all(map(contains, live, desired))
-    by_key = {item.get(key): item for item in live if isinstance(item, Mapping)}
+    by_key = {item.get(key): item for item in live if isinstance(item, dict)}
     return all(item[key] in by_key and contains(by_key[item[key]], item) for item in desired)
 
 
