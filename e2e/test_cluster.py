@@ -107,7 +107,10 @@ def pod_spec(server_image: str, data_image: str) -> dict[str, object]:
                 "readinessProbe": {"tcpSocket": {"port": 8000}, "periodSeconds": 1},
                 "securityContext": RESTRICTED,
                 "volumeMounts": [{"name": "model", "mountPath": "/model", "readOnly": True}],
-                "resources": {"requests": {"cpu": "10m", "memory": "8Mi"}, "limits": {"memory": "32Mi"}},
+                "resources": {
+                    "requests": {"cpu": "10m", "memory": "8Mi", "ephemeral-storage": "1Mi"},
+                    "limits": {"memory": "32Mi"},
+                },
             }
         ],
         "volumes": [{"name": "model", "image": {"reference": data_image, "pullPolicy": "IfNotPresent"}}],
@@ -168,6 +171,12 @@ def test_everything_is_healthy_and_is_what_it_says(cluster: Cluster) -> None:
     assert status.returncode == 0, status.stdout
     assert "node node2: Ready" in status.stdout
     assert json.loads(cluster.kubectl("version", "--output=json"))["serverVersion"]["gitVersion"] == "v1.37.2"
+
+
+def test_nodes_know_their_disks_without_which_nothing_is_ever_evicted(cluster: Cluster) -> None:
+    for node in cluster.nodes:
+        summary = json.loads(cluster.kubectl("get", "--raw", f"/api/v1/nodes/{node}/proxy/stats/summary"))
+        assert summary["node"]["fs"]["capacityBytes"] > 0
 
 
 def test_a_second_start_changes_nothing(cluster: Cluster) -> None:

@@ -110,6 +110,7 @@ def controller_manager(config: ClusterConfig, programs: Mapping[str, Path]) -> C
         "--use-service-account-credentials=true",
         f"--cluster-cidr={config.pod_network}",
         f"--service-cluster-ip-range={config.service_network}",
+        f"--flex-volume-plugin-dir={config.state_dir / 'volume-plugins'}",
     )
     address = f"{config.api_address}:10257"
     return Component("kube-controller-manager", argv, config.nodes[0], f"https://{address}/healthz", (address,))

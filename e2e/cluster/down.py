@@ -1,20 +1,12 @@
 """Remove every trace of the cluster, in whatever state it is, and prove it."""
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from e2e.cluster import cgroups, mounts, network, record
+from e2e.cluster import cgroups, foreign, mounts, network, record
 from e2e.cluster.config import ClusterConfig
 from e2e.cluster.errors import ClusterError
-
-SHIM_SOCKETS = Path("/run/containerd/s")
-"""Where containerd's shims put their sockets whatever its configuration says."""
-CNI_RESULTS = Path("/var/lib/cni/results")
-CONTAINER_LOG_LINKS = Path("/var/log/containers")
-FOREIGN_DIRS = (SHIM_SOCKETS, SHIM_SOCKETS.parent, CNI_RESULTS, CNI_RESULTS.parent, CONTAINER_LOG_LINKS)
-"""Folders outside ours that a kubelet or containerd makes; removed when they are empty."""
 
 
 def remove(config: ClusterConfig, known: record.Record | None) -> None:
@@ -26,18 +18,13 @@ def remove(config: ClusterConfig, known: record.Record | None) -> None:
         ClusterError: something cannot be removed.
     """
     roots = cgroups.hierarchies()
-    sockets = _shim_sockets(config)
     cgroups.kill_all(config.cgroup, roots)
     mounts.unmount_below(owned_dirs(config))
     network.remove(config)
     cgroups.remove(config.cgroup, roots)
-    for path in [*sockets, *_foreign_files(config)]:
-        path.unlink(missing_ok=True)
+    foreign.remove(config)
     for folder in owned_dirs(config):
         _remove_tree(folder)
-    for folder in FOREIGN_DIRS:
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
     if known is not None:
         record.restore_sysctls(known.sysctls)
 
@@ -68,7 +55,7 @@ def leftovers(config: ClusterConfig, known: record.Record | None = None) -> list
     found += [f"mount {point}" for point in mounts.below(owned_dirs(config), mounts.all_mounts())]
     found += network.leftovers(config)
     found += [f"folder {path}" for path in owned_dirs(config) if path.exists()]
-    found += [f"file {path}" for path in _foreign_files(config)]
+    found += [f"file {path}" for path in foreign.files(config)]
     if known is not None:
         now = record.read_sysctls()
         changed = {name: value for name, value in known.sysctls.items() if now.get(name) != value}
@@ -79,27 +66,6 @@ def leftovers(config: ClusterConfig, known: record.Record | None = None) -> list
 def owned_dirs(config: ClusterConfig) -> list[Path]:
     """The folders that exist only while the cluster does."""
     return [config.run_dir, config.state_dir]
-
-
-def _shim_sockets(config: ClusterConfig) -> list[Path]:
-    """Sockets of our pods' shims, as each shim wrote down in its container's folder."""
-    found = []
-    for note in config.run_dir.glob("node*/containerd/io.containerd.runtime.v2.task/*/*/bootstrap.json"):
-        try:
-            address = json.loads(note.read_text())["address"]
-        except (OSError, ValueError, KeyError):
-            continue
-        path = Path(str(address).removeprefix("unix://"))
-        if path.parent == SHIM_SOCKETS:
-            found.append(path)
-    return found
-
-
-def _foreign_files(config: ClusterConfig) -> list[Path]:
-    """Files of ours in folders that are not: recognised by our network's name or by where they point."""
-    results = list(CNI_RESULTS.glob(f"{config.pod_network_name}-*")) if CNI_RESULTS.is_dir() else []
-    links = list(CONTAINER_LOG_LINKS.iterdir()) if CONTAINER_LOG_LINKS.is_dir() else []
-    return [*results, *(link for link in links if link.is_symlink() and config.state_dir in link.readlink().parents)]
 
 
 def _remove_tree(folder: Path) -> None:

@@ -36,8 +36,8 @@ def kubeconfig(server: str, authority: bytes, certificate: bytes, key: bytes) ->
 def kubelet(config: ClusterConfig, node: Node, pki: Path) -> str:
     """KubeletConfiguration: an ordinary node, except for what a bare machine cannot do.
 
-    Cgroup version 1 and swap are tolerated, local storage is not accounted (no file system quota), and node
-    allocatable is not enforced because that needs a cgroup for the system that is not ours to make.
+    Cgroup version 1 and swap are tolerated, and node allocatable is not enforced because that needs a cgroup for the
+    system that is not ours to make.
     """
     return _json(
         {
@@ -57,7 +57,6 @@ def kubelet(config: ClusterConfig, node: Node, pki: Path) -> str:
             "cgroupRoot": f"/{node.cgroup}",
             "failCgroupV1": False,
             "failSwapOn": False,
-            "localStorageCapacityIsolation": False,
             "enforceNodeAllocatable": [],
             "containerRuntimeEndpoint": f"unix://{node.containerd_socket}",
             "podLogsDir": str(node.state_dir / "pod-logs"),
@@ -131,12 +130,14 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri",
   netns_mounts_under_state_dir = true
   [plugins."io.containerd.cri.v1.runtime".cni]
     bin_dirs = ["/usr/lib/cni"]
+    use_internal_loopback = true
     conf_dir = {_toml(node.state_dir / "cni")}
   [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
     [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
       SystemdCgroup = false
       BinaryName = {_toml(runc)}
+      Root = {_toml(node.run_dir / "runc")}
 
 [plugins."io.containerd.cri.v1.images".pinned_images]
   sandbox = {_toml(pause_image)}

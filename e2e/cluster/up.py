@@ -28,6 +28,10 @@ COMPONENT_TIMEOUT_SECONDS = 60.0
 """For one component to report healthy; the slowest, the API server, takes 4 s on idle cores."""
 NODES_TIMEOUT_SECONDS = 120.0
 STEPS = 7
+WEIGHTS = {"": 16, "/system": 8}
+"""Processor shares in ordinary processes: the cluster is a dozen of them, and its control plane must not starve when
+pods, or compilers beside the cluster, are busy."""
+NODE_WEIGHT = 4
 
 
 def up(config: ClusterConfig, say: Callable[[str], None] = print) -> ClusterConfig:
@@ -185,8 +189,12 @@ class _Start:
         return processes.find(component, self.config, self.roots) is not None and health.healthy(component, self.config)
 
     def _start(self, names: Sequence[str]) -> None:
+        for name, weight in WEIGHTS.items():
+            cgroups.create(f"{self.config.cgroup}{name}", self.roots)
+            cgroups.weigh(f"{self.config.cgroup}{name}", self.roots, weight)
         for node in self.config.nodes:
             cgroups.create(node.cgroup, self.roots)
+            cgroups.weigh(node.cgroup, self.roots, NODE_WEIGHT)
         for component in self._named(names):
             if processes.find(component, self.config, self.roots) is None:
                 self.children[component.name] = processes.start(component, self.config, self.roots)

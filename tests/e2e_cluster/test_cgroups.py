@@ -76,3 +76,12 @@ def test_removal_takes_the_deepest_first_and_may_be_repeated(tmp_path: Path) -> 
     cgroups.remove("octavo", [tmp_path])
     cgroups.remove("octavo", [tmp_path])
     assert cgroups.existing("octavo", [tmp_path]) == []
+
+
+def test_weight_is_written_in_the_units_of_either_version(tmp_path: Path) -> None:
+    for version, file in (("one", "cpu.shares"), ("two", "cpu.weight")):
+        (tmp_path / version / "octavo").mkdir(parents=True)
+        (tmp_path / version / "octavo" / file).write_text("0")
+    cgroups.weigh("octavo", [tmp_path / "one", tmp_path / "two"], 16)
+    assert (tmp_path / "one" / "octavo" / "cpu.shares").read_text() == "16384"
+    assert (tmp_path / "two" / "octavo" / "cpu.weight").read_text() == "1600"
