@@ -6,17 +6,20 @@ import argparse
 import asyncio
 import os
 import re
+import signal
 import tempfile
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from types import FrameType
+from typing import NoReturn, TypeVar
 
 import uvloop
+from prometheus_client import disable_created_metrics
 
 from octavo_runtime.cli.main import leave_last_word
+from octavo_runtime.contract.container import DRAIN_ANNOUNCE_SECONDS, HTTP_PORT
 from octavo_runtime.contract.facts import ModelFacts
 from octavo_runtime.contract.footprint import DEFAULT_PAGE_SIZE
-from octavo_runtime.contract.container import DRAIN_ANNOUNCE_SECONDS, HTTP_PORT
 from octavo_runtime.contract.precision import ComputeCapability, KvFormat, WeightFormat
 from octavo_runtime.contract.refused import Refused
 from octavo_runtime.contract.termination import ExitCode, report_of
@@ -24,13 +27,11 @@ from octavo_runtime.engine.integrity import IntegrityMode
 from octavo_runtime.engine.logs import LogFormat, configure_logs, logger
 from octavo_runtime.engine.messages import Failed, Started
 from octavo_runtime.engine.process import EngineProgram, Report
+from octavo_runtime.engine.result import Steps
 from octavo_runtime.engine.settings import EngineSettings
 from octavo_runtime.loading.facts import read_facts
 from octavo_runtime.server.run import Server, bind, codec_loader
 from octavo_runtime.server.settings import ServeSettings
-
-if TYPE_CHECKING:
-    from octavo_runtime.engine.engine import Engine
 
 AUTO = "auto"
 EnumT = TypeVar("EnumT", bound=StrEnum)
@@ -102,7 +103,7 @@ def _add_server_arguments(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--max-queued-tokens", type=_positive, metavar="TOKENS", help="may wait (twice the KV pool)")
     group.add_argument(
-        "--max-request-bytes", type=_positive, default=_DEFAULTS.max_body_bytes, metavar="BYTES", help="body limit"
+        "--max-request-bytes", type=_positive, metavar="BYTES", help="body limit (from --max-model-len, 1 MiB or more)"
     )
     group.add_argument(
         "--log-format", choices=[style.value for style in LogFormat], default=LogFormat.LOGFMT.value, help="of logs"
@@ -111,6 +112,8 @@ def _add_server_arguments(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal (0), or until the engine ends (1). Raises Refused."""
+    signal.signal(signal.SIGTERM, _exit_at_once)
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     prepare_environment(os.environ)
     log_format = LogFormat(args.log_format)
     configure_logs(log_format)
@@ -124,7 +127,12 @@ def run(args: argparse.Namespace) -> int:
     return ExitCode.OK if ended is None else _engine_ended(ended)
 
 
-def _start_engine(settings: EngineSettings, report: Report) -> tuple[Engine, Started]:
+def _exit_at_once(_number: int, _frame: FrameType | None) -> NoReturn:
+    """Until the event loop takes signals over: as process 1 of a container, SIGTERM would otherwise be ignored."""
+    raise SystemExit(ExitCode.OK)
+
+
+def _start_engine(settings: EngineSettings, report: Report) -> tuple[Steps, Started]:
     """In the engine's process: only there is torch imported."""
     from octavo_runtime.engine.startup import start_engine
 

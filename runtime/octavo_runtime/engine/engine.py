@@ -17,6 +17,7 @@ from octavo_runtime.engine.executor import Executor
 from octavo_runtime.engine.integrity import IntegrityMode
 from octavo_runtime.engine.messages import EngineStats, FinishReason, RequestFailed, Submit, Token
 from octavo_runtime.engine.request import EngineRequest
+from octavo_runtime.engine.result import StepResult, Violation
 from octavo_runtime.engine.scheduler import Schedule, ScheduledRow, Scheduler
 
 LAST_STEP = 2**31 - 1
@@ -24,24 +25,6 @@ LAST_STEP = 2**31 - 1
 
 KV_INTEGRITY_VIOLATION = "kv_integrity_violation"
 KV_POOL_TOO_SMALL = "kv_pool_too_small"
-
-
-@dataclass(frozen=True)
-class Violation:
-    """One row whose verdict was not clean."""
-
-    step: int
-    request: str
-    reasons: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What a step gave to the outside."""
-
-    tokens: tuple[Token, ...] = ()
-    failures: tuple[RequestFailed, ...] = ()
-    violations: tuple[Violation, ...] = ()
 
 
 @dataclass
@@ -145,7 +128,7 @@ class Engine:
         sampled = iter(outcome.tokens)
         for row, verdict in zip(schedule.rows, outcome.verdicts, strict=True):
             token = next(sampled) if row.samples else None
-            if is_clean(verdict, batch.step) or not self._violated(row, verdict, draft):
+            if is_clean(verdict, self._step_number) or not self._violated(row, verdict, draft):
                 self._advance(row, token, draft)
 
     def _advance(self, row: ScheduledRow, token: int | None, draft: _Draft) -> None:

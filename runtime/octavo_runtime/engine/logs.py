@@ -53,7 +53,8 @@ def configure_logs(style: LogFormat) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter(style))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for library in ("uvicorn", "httpx"):
+        logging.getLogger(library).setLevel(logging.WARNING)
 
 
 def logger(component: str) -> logging.Logger:

@@ -7,23 +7,20 @@ import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from octavo_runtime.contract.refused import Refused
 from octavo_runtime.contract.termination import ExitCode
 from octavo_runtime.engine.link import Link, PeerGone
 from octavo_runtime.engine.logs import LogFormat, configure_logs, logger
 from octavo_runtime.engine.messages import Cancel, Failed, Shutdown, Started, Starting, Stepped, Submit
+from octavo_runtime.engine.result import Steps
 from octavo_runtime.engine.settings import EngineSettings
-
-if TYPE_CHECKING:  # the HTTP process imports this module and has no use for torch
-    from octavo_runtime.engine.engine import Engine
 
 HEARTBEAT_SECONDS = 0.5
 """How often an idle engine says that it lives."""
 
 Report = Callable[[str, str], None]
-Start = Callable[[EngineSettings, Report], "tuple[Engine, Started]"]
+Start = Callable[[EngineSettings, Report], tuple[Steps, Started]]
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,7 @@ def run_engine_process(program: EngineProgram, sock: socket.socket) -> None:
         engine, started = program.start(program.settings, lambda stage, detail: link.send(Starting(stage, detail)))
         link.send(started)
         serve_messages(engine, link)
+        os._exit(ExitCode.OK)  # nothing is left to save; unloading torch takes a second that a drain has to wait for
     except PeerGone:
         raise SystemExit(ExitCode.FAILED) from None
     except Refused as refused:
@@ -55,7 +53,7 @@ def run_engine_process(program: EngineProgram, sock: socket.socket) -> None:
         raise SystemExit(ExitCode.FAILED) from None
 
 
-def serve_messages(engine: Engine, link: Link) -> None:
+def serve_messages(engine: Steps, link: Link) -> None:
     """Step while there is work, answer messages between steps, give a sign of life when there is neither.
 
     The heartbeat comes from this very loop: a step that does not return stops it, which is what liveness looks at.

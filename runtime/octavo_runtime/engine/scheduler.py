@@ -49,16 +49,13 @@ class ScheduledRow:
     request: EngineRequest
     start: int
     count: int
+    samples: bool
+    """Whether the step ends with a new token for this row: it runs the last known one."""
 
     @property
     def end(self) -> int:
         """Tokens of the request in the cache after the step."""
         return self.start + self.count
-
-    @property
-    def samples(self) -> bool:
-        """Whether the step ends with a new token for this row: it runs the last known one."""
-        return self.end == len(self.request.tokens)
 
 
 @dataclass(frozen=True)
@@ -142,7 +139,7 @@ class Scheduler:
     def _put(self, request: EngineRequest, count: int, draft: _Draft) -> None:
         assert request.holding is not None
         self.pool.extend(request.holding, request.computed + count)
-        draft.rows[request.id] = ScheduledRow(request, request.computed, count)
+        draft.rows[request.id] = ScheduledRow(request, request.computed, count, samples=count == request.pending)
         draft.budget -= count
 
     def _make_room(self, request: EngineRequest, tokens: int, draft: _Draft) -> bool:

@@ -83,6 +83,16 @@ class KvCache:
         pages = [t for layer in self.layers for t in (layer.k, layer.v)]
         return sum(t.numel() * t.element_size() for t in (*pages, *records))
 
+    def commit(self) -> None:
+        """Touch every byte, so that the memory is this process's now.
+
+        Fresh zeros are only promised by the operating system: a pool that does not fit would end the process in the
+        middle of traffic instead of at its start.
+        """
+        for layer in self.layers:
+            for pages in (layer.k, layer.v):
+                pages.view(torch.uint8).zero_()
+
     @classmethod
     def allocate(
         cls,

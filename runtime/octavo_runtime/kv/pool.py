@@ -21,7 +21,7 @@ equals it, so a pair kept too long matches neither the freed page (odd) nor the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -174,18 +174,20 @@ class PagePool:
         """Records of all pages changed since the last call, for the device to write before the next step."""
         changed = list(self._changed)
         self._changed.clear()
-        return RecordUpdates(
-            pages=np.array(changed, dtype=np.int32),
-            tags=_bits([self._tag[page] for page in changed]),
-            logical=np.array([self._logical[page] for page in changed], dtype=np.int32),
-            writers=_bits([self._writer[page] for page in changed]),
-            fill=np.array([self._fill[page] for page in changed], dtype=np.int32),
-        )
+        return self._records_of(changed)
 
     def records(self) -> RecordUpdates:
         """The host's view of every page, to compare the device's records with."""
-        self._changed = dict.fromkeys([*self._changed, *range(self.num_pages)])
-        return self.take_updates()
+        return self._records_of(range(self.num_pages))
+
+    def _records_of(self, pages: Sequence[int]) -> RecordUpdates:
+        return RecordUpdates(
+            pages=np.array(pages, dtype=np.int32),
+            tags=_bits([self._tag[page] for page in pages]),
+            logical=np.array([self._logical[page] for page in pages], dtype=np.int32),
+            writers=_bits([self._writer[page] for page in pages]),
+            fill=np.array([self._fill[page] for page in pages], dtype=np.int32),
+        )
 
     def check_integrity(self, holdings: Iterable[Holding]) -> None:
         """Full audit against everything that is held: conservation, reference counts, parity, bindings.

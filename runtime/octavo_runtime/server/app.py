@@ -75,6 +75,7 @@ def build_app(lifecycle: Lifecycle, probes: Probes, api: OpenAiApi) -> Starlette
             Route(endpoints.METRICS, probes.exposition),
             Route(endpoints.DRAIN, probes.drain, methods=["POST"]),
             Route(endpoints.MODELS, api.models),
+            Route(endpoints.MODELS + "/{model:path}", api.model),
             Route(endpoints.CHAT_COMPLETIONS, api.chat, methods=["POST"]),
             Route(endpoints.COMPLETIONS, api.completion, methods=["POST"]),
         ],

@@ -146,9 +146,11 @@ class EngineClient:
             self._send(Cancel(request))
 
     async def stop(self) -> None:
-        """Tell the engine to end, and end it when it does not within a few seconds."""
+        """Tell the engine to end, and end it when it does not within a few seconds or does not listen yet."""
         self._send(Shutdown())
         if self._process is not None:
+            if not self.started.done():
+                self._process.kill()
             await asyncio.to_thread(self._process.join, EXIT_WAIT_SECONDS)
             if self._process.is_alive():
                 self._process.kill()

@@ -41,6 +41,7 @@ class Generation:
     codec: TextCodec
     limits: AdmissionLimits
     max_model_len: int
+    max_body_bytes: int
     vocab_size: int
     metrics: ServerMetrics
     rate: FinishRate

@@ -38,25 +38,22 @@ class OpenAiApi:
     served_model: str
     created: int
     """Unix seconds at which the server started."""
-    max_body_bytes: int
     generation: Callable[[], Generation]
 
     async def models(self, _request: Request) -> Response:
         """GET /v1/models: the one model that is served."""
-        card = {
-            "id": self.served_model,
-            "object": "model",
-            "created": self.created,
-            "owned_by": "octavo",
-            "max_model_len": self.generation().max_model_len,
-        }
-        return JSONResponse({"object": "list", "data": [card]})
+        return JSONResponse({"object": "list", "data": [self._card()]})
+
+    async def model(self, request: Request) -> Response:
+        """GET /v1/models/NAME."""
+        self._require_model(request.path_params["model"])
+        return JSONResponse(self._card())
 
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         arrived, generation = self._begin()
-        body = parse_body(ChatBody, await read_json(request, self.max_body_bytes))
-        self._require_model(body)
+        body = parse_body(ChatBody, await read_json(request, generation.max_body_bytes))
+        self._require_model(body.model)
         prompt = await generation.codec.encode_chat([message.plain() for message in body.messages])
         writer = ChatWriter(_new_id("chatcmpl"), self.served_model, int(time.time()))
         submit = generation.submit_for(body, writer.id, prompt, body.limit)
@@ -65,8 +62,8 @@ class OpenAiApi:
     async def completion(self, request: Request) -> Response:
         """POST /v1/completions."""
         arrived, generation = self._begin()
-        body = parse_body(CompletionBody, await read_json(request, self.max_body_bytes))
-        self._require_model(body)
+        body = parse_body(CompletionBody, await read_json(request, generation.max_body_bytes))
+        self._require_model(body.model)
         given = body.only_prompt
         prompt = await generation.codec.encode(given) if isinstance(given, str) else given
         writer = CompletionWriter(_new_id("cmpl"), self.served_model, int(time.time()))
@@ -74,15 +71,24 @@ class OpenAiApi:
         submit = generation.submit_for(body, writer.id, prompt, limit)
         return await self._answer(request, generation, body, submit, writer, arrived)
 
+    def _card(self) -> Json:
+        return {
+            "id": self.served_model,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "octavo",
+            "max_model_len": self.generation().max_model_len,
+        }
+
     def _begin(self) -> tuple[float, Generation]:
         generation = self.generation()
         return generation.clock(), generation
 
-    def _require_model(self, body: GenerationBody) -> None:
-        if body.model != self.served_model:
+    def _require_model(self, name: str) -> None:
+        if name != self.served_model:
             raise ApiError(
                 HTTPStatus.NOT_FOUND,
-                f"the model {body.model!r} does not exist; this server serves {self.served_model!r}",
+                f"the model {name!r} does not exist; this server serves {self.served_model!r}",
                 "model_not_found",
                 "model",
                 should_retry=False,

@@ -25,6 +25,7 @@ from octavo_runtime.server.generation import DRAIN_DEADLINE, Generation
 from octavo_runtime.server.lifecycle import Lifecycle
 from octavo_runtime.server.metrics import EngineView, ServerMetrics
 from octavo_runtime.server.openai import OpenAiApi
+from octavo_runtime.server.orphans import collect_orphans
 from octavo_runtime.server.settings import ServeSettings
 from octavo_runtime.server.text import TextCodec
 
@@ -81,14 +82,15 @@ class Server:
         client = EngineClient(self.program, self.clock)
         metrics = ServerMetrics(self.settings.served_model, self.settings.max_num_seqs, _view(client))
         ready: asyncio.Future[Generation] = loop.create_future()
-        api = OpenAiApi(self.settings.served_model, int(time.time()), self.settings.max_body_bytes, ready.result)
+        api = OpenAiApi(self.settings.served_model, int(time.time()), ready.result)
         app = build_app(lifecycle, Probes(lifecycle, metrics, lambda: self._sick(client)), api)
         http = _Uvicorn(_uvicorn_config(app))
         await client.start()
+        collect_orphans(loop, lambda: {client.pid})
         serving = asyncio.create_task(http.serve(sockets=[sock]), name="http")
         loading = asyncio.create_task(self._load(client, metrics, ready, lifecycle), name="loading")
         try:
-            return await self._until_end(client, lifecycle, loading, abort)
+            return await self._until_end(client, lifecycle, loading, serving, abort)
         finally:
             loading.cancel()
             await self._close(client, lifecycle, http, serving)
@@ -110,6 +112,7 @@ class Server:
                 codec=codec,
                 limits=AdmissionLimits(self.settings.max_num_seqs, self.settings.max_queued_requests, queued),
                 max_model_len=started.max_model_len,
+                max_body_bytes=self.settings.max_body_bytes or _body_limit_bytes(started.max_model_len),
                 vocab_size=self.settings.vocab_size,
                 metrics=metrics,
                 rate=FinishRate(),
@@ -119,16 +122,22 @@ class Server:
         lifecycle.loaded()
 
     async def _until_end(
-        self, client: EngineClient, lifecycle: Lifecycle, loading: asyncio.Task[None], abort: asyncio.Event
+        self,
+        client: EngineClient,
+        lifecycle: Lifecycle,
+        loading: asyncio.Task[None],
+        serving: asyncio.Task[None],
+        abort: asyncio.Event,
     ) -> Failed | None:
-        """Wait for the engine's end, a loading error, or a signal and the drain after it."""
+        """Wait for the engine's end, an error of ours, or a signal and the drain after it."""
         drained = asyncio.create_task(self._drained(client, lifecycle, loading, abort), name="drain")
         try:
-            await _any_of(client.ended, drained, loading)
-            if loading.done() and not loading.cancelled() and (error := loading.exception()):
-                raise error
-            await _any_of(client.ended, drained)
-            return None if drained.done() else client.ended.result()
+            await _any_of(client.ended, drained, loading, serving)
+            for task in (loading, serving):
+                if task.done() and not task.cancelled():
+                    task.result()
+            await _any_of(client.ended, drained, serving)
+            return client.ended.result() if client.ended.done() else None
         finally:
             drained.cancel()
 
@@ -165,6 +174,10 @@ class Server:
         if client.started.done() and client.silent_seconds > self.settings.stall_seconds:
             return f"engine stalled for {client.silent_seconds:.0f} s"
         return None
+
+
+def _body_limit_bytes(max_model_len: int) -> int:
+    return max(1 << 20, 64 * max_model_len)
 
 
 def _on_signal(number: signal.Signals, lifecycle: Lifecycle, abort: asyncio.Event) -> None:

@@ -26,5 +26,6 @@ class ServeSettings:
     max_queued_requests: int = 256
     max_queued_tokens: int | None = None
     """Prompt tokens that may wait for a first token; by default twice what the KV pool holds."""
-    max_body_bytes: int = 32 << 20
-    """A prompt of a million tokens is about 5 MB of text, and up to six times that when escaped."""
+    max_body_bytes: int | None = None
+    """By default 64 bytes for every token that a request may have, at least 1 MiB: text has about 5 bytes a token, and
+    up to six times that when JSON escapes it."""

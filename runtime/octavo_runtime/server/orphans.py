@@ -1,0 +1,36 @@
+"""Process 1 of a container adopts every orphan in it and has to collect them, else they stay as zombies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Container
+
+INIT = 1
+
+
+def collect_orphans(loop: asyncio.AbstractEventLoop, own: Callable[[], Container[int | None]]) -> None:
+    """From now on, collect children that end and are not among `own()`; does nothing unless this is process 1.
+
+    Our own children are left to `multiprocessing`, which waits for them itself.
+    """
+    if os.getpid() == INIT:
+        loop.add_signal_handler(signal.SIGCHLD, collect, own)
+
+
+def collect(own: Callable[[], Container[int | None]]) -> int:
+    """Collect ended children until none is left or the next is our own; returns how many."""
+    count = 0
+    while (pid := _next_ended()) is not None and pid not in own():
+        os.waitpid(pid, os.WNOHANG)
+        count += 1
+    return count
+
+
+def _next_ended() -> int | None:
+    try:
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return None if ended is None else ended.si_pid

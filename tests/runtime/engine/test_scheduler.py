@@ -1,0 +1,163 @@
+"""The scheduler alone, without a device: who runs, who waits, and for how long at most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo_runtime.engine.messages import Sampling, Submit
+from octavo_runtime.engine.request import EngineRequest
+from octavo_runtime.engine.scheduler import Schedule, Scheduler, SchedulerLimits
+from octavo_runtime.kv.pool import Holding, Nonces, PagePool
+
+PAGE_SIZE = 4
+GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=0)
+
+
+def scheduler_of(*, pages: int = 64, seqs: int = 4, tokens: int = 16) -> Scheduler:
+    return Scheduler(SchedulerLimits(seqs, tokens), PagePool(pages + 1, PAGE_SIZE), Nonces(seed=3))
+
+
+def arrive(scheduler: Scheduler, order: int, prompt: int, answer: int = 4) -> EngineRequest:
+    message = Submit(f"r{order}", [1] * prompt, answer, GREEDY, [])
+    request = EngineRequest.of(message, order, now=float(order))
+    scheduler.submit(request)
+    return request
+
+
+def run(scheduler: Scheduler) -> Schedule:
+    """One step as the engine books it; finished requests leave."""
+    schedule = scheduler.schedule()
+    for row in schedule.rows:
+        row.request.computed = row.end
+        if row.samples:
+            row.request.tokens.append(1)
+            if row.request.num_generated == row.request.max_tokens:
+                scheduler.remove(row.request)
+    scheduler.pool.check_integrity(scheduler.holdings())
+    return schedule
+
+
+def counts(schedule: Schedule) -> dict[str, int]:
+    return {row.request.id: row.count for row in schedule.rows}
+
+
+def test_a_long_prompt_is_cut_into_chunks_while_others_decode() -> None:
+    scheduler = scheduler_of(tokens=8)
+    arrive(scheduler, 1, prompt=3, answer=10)
+    assert counts(run(scheduler)) == {"r1": 3}
+    arrive(scheduler, 2, prompt=20)
+    assert counts(run(scheduler)) == {"r1": 1, "r2": 7}
+    assert counts(run(scheduler)) == {"r1": 1, "r2": 7}
+    assert counts(run(scheduler)) == {"r1": 1, "r2": 6}
+    assert counts(run(scheduler)) == {"r1": 1, "r2": 1}
+
+
+def test_only_the_row_that_runs_the_last_known_token_samples() -> None:
+    scheduler = scheduler_of(tokens=8)
+    arrive(scheduler, 1, prompt=12)
+    assert [row.samples for row in run(scheduler).rows] == [False]
+    assert [row.samples for row in run(scheduler).rows] == [True]
+
+
+def test_nobody_overtakes_the_head_of_the_line() -> None:
+    scheduler = scheduler_of(pages=4, tokens=32)
+    arrive(scheduler, 1, prompt=3 * PAGE_SIZE - 2, answer=2)
+    run(scheduler)
+    arrive(scheduler, 2, prompt=3 * PAGE_SIZE)
+    arrive(scheduler, 3, prompt=1)
+    assert counts(run(scheduler)) == {"r1": 1}, "r3 would fit, but r2 came first"
+    assert set(counts(run(scheduler))) == {"r2", "r3"}
+
+
+def test_the_newest_request_loses_its_pages_when_they_run_out() -> None:
+    scheduler = scheduler_of(pages=4, tokens=32)
+    old = arrive(scheduler, 1, prompt=2 * PAGE_SIZE, answer=8)
+    new = arrive(scheduler, 2, prompt=2 * PAGE_SIZE, answer=8)
+    run(scheduler)
+    schedule = run(scheduler)
+    assert counts(schedule) == {"r1": 1}
+    assert schedule.preempted == (new,)
+    assert (old.holding is not None, new.holding is None, new.computed) == (True, True, 0)
+    assert len(new.tokens) == 2 * PAGE_SIZE + 1, "a preempted request keeps what it generated"
+
+
+def test_a_preempted_request_comes_back_before_younger_ones() -> None:
+    scheduler = scheduler_of(pages=4, tokens=32)
+    arrive(scheduler, 1, prompt=2 * PAGE_SIZE, answer=3)
+    arrive(scheduler, 2, prompt=2 * PAGE_SIZE, answer=3)
+    arrive(scheduler, 3, prompt=1)
+    order = [request_id for _ in range(12) for request_id in counts(run(scheduler))]
+    assert scheduler.idle
+    assert order.index("r2") < order.index("r3")
+    assert order.count("r1") == 3, "the oldest is never preempted"
+
+
+def test_pages_of_a_removed_request_serve_the_next_step() -> None:
+    scheduler = scheduler_of(pages=2, tokens=32)
+    first = arrive(scheduler, 1, prompt=2 * PAGE_SIZE)
+    run(scheduler)
+    arrive(scheduler, 2, prompt=2 * PAGE_SIZE)
+    scheduler.remove(first)
+    assert counts(run(scheduler)) == {"r2": 2 * PAGE_SIZE}
+
+
+def test_a_request_that_pages_set_aside_left_no_room_for_is_given_back() -> None:
+    scheduler = scheduler_of(pages=3, tokens=32)
+    waiting = arrive(scheduler, 1, prompt=3 * PAGE_SIZE)
+    lost = Holding(9)
+    scheduler.pool.extend(lost, 1)
+    scheduler.pool.set_aside(lost)
+    assert run(scheduler).impossible == (waiting,)
+    assert scheduler.idle
+    running = arrive(scheduler, 2, prompt=2 * PAGE_SIZE, answer=2)
+    assert counts(run(scheduler)) == {"r2": 2 * PAGE_SIZE}
+    assert run(scheduler).impossible == (running,)
+    assert scheduler.idle
+    assert scheduler.pool.free_pages == 2
+
+
+def test_a_budget_below_one_token_for_each_request_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"tokens_per_step \(3\) must be at least max_num_seqs \(4\)"):
+        SchedulerLimits(max_num_seqs=4, tokens_per_step=3)
+
+
+Arrivals = list[tuple[int, int, int]]
+"""(step of arrival, prompt tokens, answer tokens) of each request."""
+POOL_PAGES = 12
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 12), st.integers(1, 30), st.integers(1, 18)), min_size=1, max_size=9),
+    st.integers(1, 4),
+    st.integers(0, 12),
+)
+def test_every_request_ends_within_the_steps_that_the_older_ones_tokens_allow(
+    arrivals: Arrivals, seqs: int, spare: int
+) -> None:
+    """No starvation and no livelock: request k ends within as many steps as requests 1..k have tokens together."""
+    scheduler = scheduler_of(pages=POOL_PAGES, seqs=seqs, tokens=seqs + spare)
+    ordered = sorted(arrivals)
+    requests: list[EngineRequest] = []
+    ended_at: dict[str, int] = {}
+    bound = ordered[-1][0] + sum(prompt + answer for _, prompt, answer in ordered)
+    for step in range(bound + 1):
+        for _, prompt, answer in (a for a in ordered if a[0] == step):
+            requests.append(arrive(scheduler, len(requests), prompt, answer))
+        schedule = run(scheduler)
+        assert not schedule.impossible
+        assert sum(row.count for row in schedule.rows) <= scheduler.limits.tokens_per_step
+        ended_at |= {r.id: step for r in requests if r.num_generated == r.max_tokens and r.id not in ended_at}
+    assert scheduler.idle
+    assert_within_bound(ordered, ended_at)
+
+
+def assert_within_bound(ordered: Sequence[tuple[int, int, int]], ended_at: dict[str, int]) -> None:
+    tokens = 0
+    for index, (arrived, prompt, answer) in enumerate(ordered):
+        tokens += prompt + answer
+        assert ended_at[f"r{index}"] <= arrived + tokens
