@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 STALL_SECONDS = 60.0
@@ -14,13 +15,14 @@ SOCKET_TIMEOUT_SECONDS = 5.0
 class Health:
     """What the control loop says of itself; written by it, read by the probes' thread."""
 
-    def __init__(self) -> None:
-        self._beat = time.monotonic()
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._beat = monotonic()
         self._ready = False
 
     def beat(self) -> None:
         """The control loop came round."""
-        self._beat = time.monotonic()
+        self._beat = self._monotonic()
 
     def set_ready(self, ready: bool) -> None:
         """Whether caches are primed and workers run."""
@@ -28,7 +30,7 @@ class Health:
 
     def alive(self) -> tuple[bool, str]:
         """Liveness: (whether, what to say)."""
-        silence = time.monotonic() - self._beat
+        silence = self._monotonic() - self._beat
         if silence > STALL_SECONDS:
             return False, f"the control loop has been silent for {silence:.0f} s"
         return True, "ok"

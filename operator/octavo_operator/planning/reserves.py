@@ -20,8 +20,9 @@ GPU_CONTEXT_BYTES = int(1.5 * GIB)
 GPU_FRAGMENTATION_SHARE = 0.02
 """Share of a GPU's memory that the allocator loses to fragmentation and that drivers keep."""
 
-BATCH_TOKENS = 2048
-"""Tokens of the largest forward step; longer prompts are computed in chunks of this size."""
+BATCH_TOKENS = 512
+"""Tokens of the largest forward step, the default of `octavo serve --max-num-batched-tokens`; longer prompts are
+computed in chunks of this size."""
 
 ACTIVATION_COPIES = 12
 """Hidden-size tensors alive at once in a decoder layer: residual, norms, Q, K, V, attention output, router, sums."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from octavo_operator.api import labels
 from octavo_operator.cluster.client import Api
 from octavo_operator.cluster.errors import Conflict, Rejected
 from octavo_operator.cluster.kinds import DEPLOYMENTS, PODS, SERVICE_ACCOUNTS, SERVICES, Kind
@@ -60,7 +61,7 @@ class Hands:
             live = await self._api.get(kind, metadata["namespace"], metadata["name"])
         if live is not None:
             if not owner.controls(live):
-                raise Blocked(_name_conflict(kind, live), retry=True)
+                raise Blocked(_not_ours(kind, live, owner), retry=True)
             if "deletionTimestamp" in live["metadata"]:
                 message = f"{kind.name} {metadata['name']} is being deleted; it is made again when it is gone"
                 raise Blocked(Trouble("BeingDeleted", message), retry=True)
@@ -83,10 +84,14 @@ class Hands:
             raise Blocked(Trouble("InspectPodRejected", message), retry=True) from error
 
 
-def _name_conflict(kind: Kind, live: Mapping[str, Any]) -> Trouble:
-    name = live["metadata"]["name"]
+def _not_ours(kind: Kind, live: Mapping[str, Any], owner: Owner) -> Trouble:
+    """A stranger's object, or one of a ModelDeployment of the same name that was deleted a moment ago."""
+    name, controller = live["metadata"]["name"], controller_of(live)
+    if controller == f"{labels.KIND} {owner.name}":
+        message = f"{kind.name} {name} belongs to an earlier ModelDeployment of this name and is being collected"
+        return Trouble("BeingDeleted", message)
     return Trouble(
         "NameConflict",
-        f"{kind.name} {name} exists and is controlled by {controller_of(live)}, so it is left alone: "
+        f"{kind.name} {name} exists and is controlled by {controller}, so it is left alone: "
         f"delete or rename it, or give the ModelDeployment another name",
     )

@@ -23,13 +23,9 @@ from octavo_operator.resources.checkpoint import (
 )
 from octavo_operator.resources.ownership import Manifest, Owner
 from octavo_runtime.contract import endpoints
+from octavo_runtime.contract.container import DRAIN_ANNOUNCE_SECONDS, DRAIN_GRACE_MARGIN_SECONDS, HTTP_PORT
 from octavo_runtime.contract.facts import ModelFacts
-from octavo_runtime.contract.launch import (
-    DRAIN_ANNOUNCE_SECONDS,
-    DRAIN_GRACE_MARGIN_SECONDS,
-    HTTP_PORT,
-    LaunchFlags,
-)
+from octavo_runtime.contract.launch import LaunchFlags
 
 CONTAINER = "server"
 FETCH_CONTAINER = "fetch"
@@ -187,13 +183,18 @@ def _server(serving: Serving, mount: CheckpointMount) -> Manifest:
         "startupProbe": _probe(endpoints.READY, period=period, timeout=5, failures=-(-deadline // period)),
         "readinessProbe": _probe(endpoints.READY, period=5, timeout=5, failures=2),
         "livenessProbe": _probe(endpoints.HEALTH, period=10, timeout=10, failures=6),
-        "lifecycle": {"preStop": {"exec": {"command": [pod.COMMAND, "drain"]}}},
+        "lifecycle": {"preStop": {"exec": {"command": _drain(serving.spec.rollout.drain_seconds)}}},
         "volumeMounts": [
             *pod.scratch_mounts(),
             {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 (a path inside the container)
             *mount.mounts,
         ],
     }
+
+
+def _drain(drain_seconds: int) -> list[str]:
+    """The preStop hook; it ends when nothing is in flight, at the latest after announce and drain time."""
+    return [pod.COMMAND, "drain", f"--timeout-seconds={DRAIN_ANNOUNCE_SECONDS + drain_seconds}"]
 
 
 def _probe(path: str, *, period: int, timeout: int, failures: int) -> Manifest:
