@@ -189,6 +189,18 @@ async def test_a_pool_without_nodes_is_named_and_planned_when_the_node_comes() -
     assert cluster.model["status"]["plan"]["pools"][0]["accelerators"] == "1x9.0"
 
 
+async def test_an_unknown_generation_serves_on_safe_formats_and_is_said() -> None:
+    cluster = Cluster()
+    pools = [{"name": "gpu", "hardware": {"computeCapability": "13.0", "memoryMiB": 200_000}}]
+    cluster.submit(model=INLINE, pools=pools)
+    await cluster.settle()
+    cluster.roll_out()
+    await cluster.settle()
+    assert cluster.condition(C.HARDWARE_RECOGNIZED)["reason"] == "UnknownGeneration"
+    assert "13.0" in cluster.condition(C.HARDWARE_RECOGNIZED)["message"]
+    assert cluster.condition(C.READY)["status"] == "True"
+
+
 async def test_labels_that_vanish_move_no_pod() -> None:
     cluster = Cluster()
     cluster.nodes = (gpu_node("g1", "9", "0", "143771"),)

@@ -78,10 +78,16 @@ def _workload(decided: Decided, workload: Workload | None, wanted: int) -> tuple
 def _ready(
     steps: Mapping[ConditionType, Finding], decided: Decided, workload: Workload | None, available: Finding
 ) -> Finding:
-    """The first step that is not true gives the reason; pods of an older plan do not make a new generation ready."""
+    """The first step that is not true gives the reason; pods of an older plan do not make a new generation ready.
+
+    Unrecognised hardware for which there is a plan all the same (the safe one) is worth a condition, not an outage.
+    """
+    planned = steps[ConditionType.PLANNED].status is ConditionStatus.TRUE
     if decided.blocked is not None:
         return no(decided.blocked.reason, decided.blocked.message)
-    for finding in steps.values():
+    for kind, finding in steps.items():
+        if kind is ConditionType.HARDWARE_RECOGNIZED and planned:
+            continue
         if finding.status is not ConditionStatus.TRUE:
             answering = 0 if workload is None else workload.ready + workload.ready_before
             aside = f"; {answering} pods of the plan before still answer" if answering else ""
