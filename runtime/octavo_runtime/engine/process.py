@@ -39,6 +39,7 @@ def run_engine_process(program: EngineProgram, sock: socket.socket) -> None:
     link = Link(sock, on_gone=lambda: os._exit(ExitCode.FAILED))
     try:
         engine, started = program.start(program.settings, lambda stage, detail: link.send(Starting(stage, detail)))
+        link.send(Stepped(engine.stats()))
         link.send(started)
         serve_messages(engine, link)
         os._exit(ExitCode.OK)  # nothing is left to save; unloading torch takes a second that a drain has to wait for

@@ -51,18 +51,18 @@ class Generation:
         """Check lengths and fill in defaults; `limit` None asks for all that fits. Raises ApiError 400."""
         room = self.max_model_len - len(prompt)
         if not prompt:
-            raise bad_request("the prompt has no tokens", "prompt")
+            raise bad_request("the prompt has no tokens", body.PROMPT_FIELD)
         if room < 1 or (limit is not None and limit > room):
             wanted = f" and {limit} were asked for as an answer" if limit is not None else ""
             raise bad_request(
                 f"the prompt has {len(prompt)} tokens{wanted}; prompt and answer together may have "
                 f"{self.max_model_len} tokens",
-                "max_tokens" if room > 0 else "prompt",
+                "max_tokens" if room > 0 else body.PROMPT_FIELD,
                 code="context_length_exceeded",
             )
         outside = next((token for token in prompt if token >= self.vocab_size), None)
         if outside is not None:
-            raise bad_request(f"token {outside} is outside the vocabulary of {self.vocab_size}", "prompt")
+            raise bad_request(f"token {outside} is outside the vocabulary of {self.vocab_size}", body.PROMPT_FIELD)
         defaults = self.codec.defaults
         return Submit(
             request=id,

@@ -6,7 +6,7 @@ OpenAI fields that Octavo does not implement are let through only with the value
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -60,6 +60,9 @@ class StreamOptions(Body):
 
 class GenerationBody(Body):
     """Fields of both endpoints."""
+
+    PROMPT_FIELD: ClassVar[str]
+    """Which field holds the prompt, for errors about it."""
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
     stream: bool = False
@@ -119,6 +122,8 @@ class ChatMessage(Body):
 class ChatBody(GenerationBody):
     """Body of /v1/chat/completions."""
 
+    PROMPT_FIELD = "messages"
+
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
 
@@ -136,6 +141,8 @@ class ChatBody(GenerationBody):
 
 class CompletionBody(GenerationBody):
     """Body of /v1/completions."""
+
+    PROMPT_FIELD = "prompt"
 
     prompt: (
         str
