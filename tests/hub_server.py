@@ -23,6 +23,7 @@ from typing import ClassVar
 from urllib.parse import unquote, urlsplit
 
 CHUNK_BYTES = 64 * 1024
+LOOPBACK, LOOPBACK_NAME = "127.0.0.1", "localhost"
 LFS_SUFFIX = ".safetensors"
 
 
@@ -62,6 +63,7 @@ class HubServer:
         self.name = name
         self.behaviour = Behaviour()
         self.answered: list[Answered] = []
+        self.cuts = 0
         self.files = {p.name: p for p in sorted(directory.iterdir()) if p.is_file()}
         self.sha256 = {name: _sha256(path) for name, path in self.files.items()}
         self.commit = hashlib.sha1(json.dumps(self.sha256).encode()).hexdigest()
@@ -170,7 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
         digest = self.hub.sha256[name]
         if name.endswith(LFS_SUFFIX):
             self.send_response(302)
-            self.send_header("Location", f"{self.hub.endpoint}/cdn/{digest}")
+            self.send_header("Location", f"http://{self._storage_host()}/cdn/{digest}")
             self.send_header("X-Linked-Etag", f'"{digest}"')
             self.send_header("X-Linked-Size", str(path.stat().st_size))
             self.send_header("X-Repo-Commit", self.hub.commit)
@@ -179,8 +181,12 @@ class _Handler(BaseHTTPRequestHandler):
             return self._note(302, 0)
         return self._file(path, digest[:40])
 
+    def _storage_host(self) -> str:
+        """Another name of this server where there is one, so that clients see another origin as on the real hub."""
+        return self.headers.get("Host", "").replace(LOOPBACK, LOOPBACK_NAME)
+
     def _cdn(self, digest: str) -> None:
-        if "Authorization" in self.headers:
+        if "Authorization" in self.headers and self.headers.get("Host", "").startswith(LOOPBACK_NAME):
             return self._error(400, "", "a signed address must not be sent a token")
         for name, known in self.hub.sha256.items():
             if known == digest:
@@ -216,6 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
                 cut = self.hub.behaviour.cut_after_bytes
                 if cut is not None and sent + len(chunk) > cut:
                     self.hub.behaviour.cut_after_bytes = None
+                    self.hub.cuts += 1
                     self.close_connection = True
                     return sent
                 try:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
+from octavo_runtime.cli.hub_environment import prepare_hub_environment
 from octavo_runtime.contract.refused import Refused
 from octavo_runtime.contract.termination import ExitCode
 
@@ -35,23 +35,13 @@ def run(args: argparse.Namespace) -> int:
         raise Refused(
             "DirectoryUnusable", f"cannot make {directory}: {error.strerror or error}; mount a volume there"
         ) from error
-    _keep_caches_on_the_volume(directory)
+    prepare_hub_environment(cache=directory / ".cache" / "huggingface")
     _fetch(args.source, directory)
     return ExitCode.OK
 
 
-def _keep_caches_on_the_volume(directory: Path) -> None:
-    """The hub's client keeps small caches under HF_HOME, by default in a home directory that a pod cannot write to."""
-    try:
-        home_is_writable = os.access(Path.home(), os.W_OK)
-    except RuntimeError:
-        home_is_writable = False
-    if not home_is_writable:
-        os.environ.setdefault("HF_HOME", str(directory / ".cache" / "huggingface"))
-
-
 def _fetch(address: str, directory: Path) -> None:
-    # Imported only now: the hub's client reads its environment when it is imported.
+    # Only now: the hub's client reads its environment when it is imported.
     from octavo_runtime.loading import download as copy
     from octavo_runtime.loading.hub import HubFiles, HubSource
 

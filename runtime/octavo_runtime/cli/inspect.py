@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from octavo_runtime.cli.facts_sheet import facts_sheet
+from octavo_runtime.cli.hub_environment import prepare_hub_environment
 from octavo_runtime.cli.main import leave_last_word
 from octavo_runtime.contract.servable import check_servable
 from octavo_runtime.contract.termination import ExitCode, TerminationReport
@@ -42,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _read(source: str) -> Checkpoint:
     if source.startswith(HUB_SCHEME):
-        # Only here: the hub's client takes a third of a second to import.
+        # Only here: the hub's client takes a third of a second to import, and reads its environment then.
+        prepare_hub_environment()
         from octavo_runtime.loading.hub import HubFiles, HubSource
 
         files = HubFiles.open(HubSource.parse(source))
