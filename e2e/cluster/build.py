@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import IO, TextIO
 
@@ -37,14 +38,11 @@ def build_all(cache_dir: Path, out: TextIO | None = None) -> None:
     progress = Progress(durations, total=len(GO_PROGRAMS) + 1, out=out)
     for program in GO_PROGRAMS:
         _ensure_go_program(program, cache_dir, progress)
-    if (helm_folder(cache_dir) / "helm").exists():
-        progress.skip("helm", "already there")
-    else:
-        with (
-            exclusive(_lock(cache_dir, "helm"), GO_BUILD_TIMEOUT_SECONDS),
-            progress.step(f"fetch helm {HELM_VERSION}", "fetch helm"),
-        ):
-            if not helm_folder(cache_dir).exists():
+    with exclusive(_lock(cache_dir, "helm"), GO_BUILD_TIMEOUT_SECONDS):
+        if helm_folder(cache_dir).exists():
+            progress.skip("helm", "already there")
+        else:
+            with progress.step(f"fetch helm {HELM_VERSION}", "fetch helm"):
                 fetch_helm(helm_folder(cache_dir))
     _link_all(cache_dir)
 
@@ -60,19 +58,27 @@ def _ensure_go_program(program: GoProgram, cache_dir: Path, progress: Progress) 
     if folder.exists():
         progress.skip(program.name, "already built")
         return
-    lock = exclusive(
-        _lock(cache_dir, folder.name),
-        GO_BUILD_TIMEOUT_SECONDS,
-        waiting=lambda: progress.say(f"  {program.name}: another process is building it; waiting for that"),
-    )
-    with lock:
-        if folder.exists():
-            progress.skip(program.name, "built by another process meanwhile")
-            return
-        go = find_go()
-        label = program.name if len(program.commands()) == 1 else f"{program.name} ({', '.join(program.commands())})"
-        with progress.step(f"build {label}", f"build {program.name}") as step:
-            _build_into(program, folder, go, step)
+    key = f"build {program.name}"
+    with ExitStack() as waiting:
+        lock = exclusive(
+            _lock(cache_dir, folder.name),
+            GO_BUILD_TIMEOUT_SECONDS,
+            lambda: _enter(waiting, progress.step(f"{program.name}, which another process builds", like=key)),
+        )
+        with lock:
+            waiting.close()
+            if folder.exists():
+                return
+            go = find_go()
+            label = (
+                program.name if len(program.commands()) == 1 else f"{program.name} ({', '.join(program.commands())})"
+            )
+            with progress.step(f"build {label}", key) as step:
+                _build_into(program, folder, go, step)
+
+
+def _enter(stack: ExitStack, step: AbstractContextManager[Step]) -> None:
+    stack.enter_context(step)
 
 
 def find_go() -> Path:

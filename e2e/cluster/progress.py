@@ -134,9 +134,12 @@ class Progress:
         self.say(f"{self._number()}{name}: {why}")
 
     @contextmanager
-    def step(self, name: str, key: str | None = None) -> Iterator[Step]:
-        """Show `name` while the block runs; with `key` its duration is remembered for next time."""
-        last = self._durations.last(key) if key else None
+    def step(self, name: str, key: str | None = None, like: str | None = None) -> Iterator[Step]:
+        """Show `name` while the block runs; with `key` its duration is remembered for next time.
+
+        `like` is the key of something whose last duration tells how long this may take.
+        """
+        last = self._durations.last(known) if (known := key or like) else None
         step = Step(f"{self._number()}{name}", last, self._out, time.monotonic())
         step.begin()
         try:
