@@ -130,8 +130,12 @@ def unpack(packed: torch.Tensor) -> torch.Tensor:
 
 def dequantise(weight: Int4Weight) -> torch.Tensor:
     """The float32 weight [..., N, K]: value times scale, exact in float32."""
-    groups = _grouped(unpack(weight.packed).float(), weight.group_size)
-    return (groups * weight.scales.float().unsqueeze(-1)).flatten(-2)
+    values = torch.empty((*weight.packed.shape, 2), dtype=torch.float32, device=weight.packed.device)
+    values[..., 0], values[..., 1] = weight.packed & 0xF, weight.packed >> 4
+    groups = _grouped(values.flatten(-2), weight.group_size)
+    groups -= ZERO
+    groups *= weight.scales.float().unsqueeze(-1)
+    return groups.flatten(-2)
 
 
 def _grouped(weight: torch.Tensor, group_size: int) -> torch.Tensor:

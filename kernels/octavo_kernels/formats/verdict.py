@@ -35,6 +35,14 @@ class Finding(IntFlag):
     """A store outside the row's pages, or below the fill mark of an append-only page; it was not done."""
 
 
+def word_of(findings: Finding) -> int:
+    """The verdict word that carries these findings.
+
+    By way of a plain int: `|` of a negative int and an IntFlag is an IntFlag, which has no sign bit.
+    """
+    return UNCONCLUDED | int(findings)
+
+
 def is_clean(word: int, step: int) -> bool:
     """Whether a row with this verdict word may give its token to the request; `step` counts from 1."""
     return step > 0 and word == step

@@ -19,7 +19,7 @@ import torch
 
 from octavo_kernels.errors import require_dtype, require_shape
 from octavo_kernels.formats.binding import mix_tensor
-from octavo_kernels.formats.verdict import UNCONCLUDED, Finding
+from octavo_kernels.formats.verdict import UNCONCLUDED, Finding, word_of
 from octavo_kernels.reference.block_table import NULL_PAGE, clamp_pages, in_pool
 
 
@@ -83,7 +83,7 @@ def conclude(
     pages = clamp_pages(block_table[..., 0], page_fill.shape[0])
     logical = torch.arange(block_table.shape[1], device=block_table.device)
     unfilled = (page_fill[pages] < _needed_fill(context_lens, logical, page_size)).any(dim=1)
-    verdict |= torch.where(unfilled, UNCONCLUDED | int(Finding.FILL), 0).to(verdict.dtype)
+    verdict |= torch.where(unfilled, word_of(Finding.FILL), 0).to(verdict.dtype)
     verdict.copy_(torch.where(verdict == UNCONCLUDED, step, verdict))
 
 

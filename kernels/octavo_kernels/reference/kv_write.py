@@ -14,7 +14,7 @@ import torch
 
 from octavo_kernels.errors import require_dtype, require_shape
 from octavo_kernels.formats import fp8
-from octavo_kernels.formats.verdict import UNCONCLUDED, Finding
+from octavo_kernels.formats.verdict import Finding, word_of
 from octavo_kernels.reference.block_table import clamp_pages, in_pool
 
 
@@ -60,7 +60,7 @@ def kv_write(
     }
     for finding, refused in refusals.items():
         rows = token_rows[refused]
-        verdict[rows] |= UNCONCLUDED | int(finding)
+        verdict[rows] |= word_of(finding)
     stored = ~torch.stack(tuple(refusals.values())).any(dim=0)
     pages, slots = pages[stored], slots[stored]
     k_pages[pages, slots] = _round(key[stored] / k_scale, k_pages.dtype)

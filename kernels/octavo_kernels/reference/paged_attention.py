@@ -5,22 +5,26 @@ products, softmax and sums are float32. A query at position p sees the keys 0..p
 
 The same token gets the same bits alone, batched or chunked: every product has the shape
 [QUERY_TILE, head_dim] x [head_dim, KEY_TILE], the maximum of a row does not depend on order, and the partial sums of
-the key tiles are added from left to right, where tiles beyond a token's position add exact zeros.
+the key tiles are added from left to right, where tiles beyond a token's position add exact zeros. Rows with equally
+many query tiles are computed together, which changes only how many such products one call does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
-import torch.nn.functional as F
 
 from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
 from octavo_kernels.formats import fp8
 from octavo_kernels.reference.block_table import clamp_pages
 
-QUERY_TILE = 32
+QUERY_TILE = 16
 """Rows of a score product: query tokens times the query heads of one KV head."""
 KEY_TILE = 128
 """Keys of a score product, whatever the page size."""
+SCRATCH_ELEMENTS = 1 << 22
+"""Keys, or scores, that one step of the computation holds, in float32 elements (16 MiB); at least one row or tile."""
 
 
 def paged_attention(
@@ -44,17 +48,24 @@ def paged_attention(
     the integrity check's. Raises KernelInputError for shapes, dtypes and a context that the table cannot hold.
     """
     _check(query, k_pages, v_pages, block_table, context_lens)
-    out = torch.zeros_like(query)
+    kv_heads, dim = k_pages.shape[2:]
+    group = query.shape[1] // kv_heads
+    grouped = query.view(query.shape[0], kv_heads, group, dim)
+    out = torch.zeros_like(grouped)
     starts, contexts = query_start.tolist(), context_lens.tolist()
-    for row, context in enumerate(contexts):
-        tokens = slice(starts[row], starts[row + 1])
-        if tokens.start == tokens.stop or context == 0:
-            continue
-        slots = _slots(block_table[row, :, 0], context, num_pages=k_pages.shape[0], page_size=k_pages.shape[1])
-        keys = _gather(k_pages, slots, context) * k_scale
-        values = _gather(v_pages, slots, context) * v_scale
-        out[tokens] = _attend(query[tokens], keys, values, positions[tokens], softmax_scale)
-    return out
+    for rows, tiles in _row_groups(starts, contexts, group, kv_heads * dim):
+        tokens, heads, real = _query_places(query_start[rows], query_start[1:][rows], group, tiles)
+        context = max(contexts[row] for row in rows)
+        slots = _slots(block_table[rows, :, 0], context, num_pages=k_pages.shape[0], page_size=k_pages.shape[1])
+        unwritten = torch.arange(slots.shape[1], device=slots.device) >= context_lens[rows, None]
+        attended = _attend(
+            grouped[tokens, :, heads] * softmax_scale,
+            _gather(k_pages, slots, unwritten) * k_scale,
+            _gather(v_pages, slots, unwritten) * v_scale,
+            positions[tokens],
+        )
+        out[tokens[real], :, heads[real]] = attended[real]
+    return out.view_as(query)
 
 
 def _check(
@@ -68,6 +79,7 @@ def _check(
     require_dtype("k_pages", k_pages, torch.bfloat16, fp8.DTYPE)
     require_dtype("v_pages", v_pages, k_pages.dtype)
     require_dtype("block_table", block_table, torch.int32)
+    require_shape("query", query, None, None, None)
     require_shape("k_pages", k_pages, None, None, None, query.shape[2])
     require_shape("v_pages", v_pages, *k_pages.shape)
     require_shape("block_table", block_table, context_lens.shape[0], None, 2)
@@ -78,59 +90,86 @@ def _check(
         raise KernelInputError(f"context_lens reaches {int(context_lens.max())}, the block table holds {room} tokens")
 
 
+def _row_groups(
+    starts: list[int], contexts: list[int], group: int, elements_per_key: int
+) -> Iterator[tuple[list[int], int]]:
+    """Neighbouring rows with equally many query tiles whose keys fit the scratch, and that number of tiles."""
+    rows: list[int] = []
+    tiles, longest = 0, 0
+    for row, context in enumerate(contexts):
+        needed = -(-(starts[row + 1] - starts[row]) * group // QUERY_TILE) if context else 0
+        wider = max(longest, context + KEY_TILE)
+        if rows and (needed != tiles or (len(rows) + 1) * wider * elements_per_key > SCRATCH_ELEMENTS):
+            yield rows, tiles
+            rows, wider = [], context + KEY_TILE
+        if needed:
+            rows, tiles, longest = [*rows, row], needed, wider
+    if rows:
+        yield rows, tiles
+
+
+def _query_places(
+    starts: torch.Tensor, ends: torch.Tensor, group: int, tiles: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """For each of the B rows and tiles * QUERY_TILE tile rows: token, head within its group, and whether it is real.
+
+    All [B, tiles * QUERY_TILE]; tile rows past the row's last query repeat its last token.
+    """
+    place = torch.arange(tiles * QUERY_TILE, device=starts.device).expand(starts.shape[0], -1)
+    tokens = starts[:, None].long() + place // group
+    last = ends[:, None].long() - 1
+    return torch.minimum(tokens, last), place % group, tokens <= last
+
+
 def _slots(page_ids: torch.Tensor, context: int, *, num_pages: int, page_size: int) -> torch.Tensor:
-    """Flat cache slots of positions 0 up to `context` rounded up to whole key tiles: [tiles * KEY_TILE] int64."""
+    """Flat cache slots of positions 0 up to `context`, rounded up to whole key tiles: [B, tiles * KEY_TILE] int64."""
     positions = torch.arange(-(-context // KEY_TILE) * KEY_TILE, device=page_ids.device)
-    held = (positions // page_size).clamp_(max=page_ids.shape[0] - 1)
-    return clamp_pages(page_ids[held], num_pages) * page_size + positions % page_size
+    held = (positions // page_size).clamp_(max=page_ids.shape[1] - 1)
+    return clamp_pages(page_ids[:, held], num_pages) * page_size + positions % page_size
 
 
-def _gather(pages: torch.Tensor, slots: torch.Tensor, context: int) -> torch.Tensor:
-    """Float32 rows [slots, kv_heads, D]; rows from `context` on are zero, whatever the slots hold."""
+def _gather(pages: torch.Tensor, slots: torch.Tensor, unwritten: torch.Tensor) -> torch.Tensor:
+    """Float32 rows [B, keys, kv_heads, D] of flat slots [B, keys]; zero where `unwritten`, whatever the slot holds."""
     flat = pages.flatten(0, 1)
     if pages.dtype == fp8.DTYPE:
         rows = fp8.decode(flat.view(torch.uint8)[slots].view(fp8.DTYPE))
     else:
         rows = flat[slots].float()
-    rows[context:] = 0
-    return rows
+    return rows.masked_fill_(unwritten[..., None, None], 0.0)
 
 
-def _attend(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, softmax_scale: float
-) -> torch.Tensor:
-    """One request: query [n, heads, D], keys and values [tiles * KEY_TILE, kv_heads, D], positions [n]."""
-    count, heads, dim = query.shape
-    kv_heads = keys.shape[1]
-    group = heads // kv_heads
-    rows = query.view(count, kv_heads, group, dim).transpose(0, 1).reshape(kv_heads, count * group, dim)
-    row_positions = positions.repeat_interleave(group)
-    padding = -rows.shape[1] % QUERY_TILE
-    rows, row_positions = F.pad(rows, (0, 0, 0, padding)), F.pad(row_positions, (0, padding))
-    # [kv_heads, tiles, KEY_TILE, D]
-    keys = keys.transpose(0, 1).reshape(kv_heads, -1, KEY_TILE, dim)
-    values = values.transpose(0, 1).reshape(kv_heads, -1, KEY_TILE, dim)
-    out = torch.empty_like(rows)
-    for start in range(0, rows.shape[1], QUERY_TILE):
-        tile = slice(start, start + QUERY_TILE)
-        out[:, tile] = _attend_tile(rows[:, tile] * softmax_scale, keys, values, row_positions[tile])
-    out = out[:, : count * group].view(kv_heads, count, group, dim)
-    return out.transpose(0, 1).reshape(count, heads, dim)
+def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """B rows: scaled query [B, S, kv_heads, D], keys and values [B, L, kv_heads, D], positions [B, S]; as query."""
+    count, _, kv_heads, dim = query.shape
+    query = query.view(count, -1, QUERY_TILE, kv_heads, dim).transpose(2, 3).contiguous()
+    keys = keys.view(count, -1, KEY_TILE, kv_heads, dim).permute(0, 3, 1, 4, 2).contiguous()
+    values = values.view(count, -1, KEY_TILE, kv_heads, dim).permute(0, 3, 1, 2, 4).contiguous()
+    positions = positions.view(count, -1, 1, 1, QUERY_TILE, 1)
+    out = torch.empty_like(query)
+    tiles_at_once = max(1, SCRATCH_ELEMENTS // (keys.numel() * max(1, QUERY_TILE // dim)))
+    for start in range(0, query.shape[1], tiles_at_once):
+        tiles = slice(start, start + tiles_at_once)
+        out[:, tiles] = _attend_tiles(query[:, tiles], keys, values, positions[:, tiles])
+    return out.transpose(2, 3).reshape(count, -1, kv_heads, dim)
 
 
-def _attend_tile(
+def _attend_tiles(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """query [kv_heads, QUERY_TILE, D], scaled; keys, values [kv_heads, tiles, KEY_TILE, D]; positions [QUERY_TILE]."""
-    tiles = keys.shape[1]
-    scores = torch.matmul(query[:, None], keys.transpose(2, 3))
-    key_positions = torch.arange(tiles * KEY_TILE, device=query.device).view(tiles, 1, KEY_TILE)
-    scores = scores.masked_fill(key_positions > positions[:, None], float("-inf"))
-    largest = scores.amax(dim=(1, 3), keepdim=True)
-    shares = torch.exp(scores - largest)
-    parts = torch.matmul(shares, values)
-    sums = shares.sum(dim=3, keepdim=True)
-    part, total = parts[:, 0], sums[:, 0]
+    """Softmax over all keys of query tiles.
+
+    query [B, n, kv_heads, QUERY_TILE, D]; keys [B, kv_heads, tiles, D, KEY_TILE]; values [B, kv_heads, tiles, KEY_TILE,
+    D]; positions [B, n, 1, 1, QUERY_TILE, 1]. Result as query.
+    """
+    tiles = keys.shape[2]
+    hidden = torch.arange(tiles * KEY_TILE, device=query.device).view(tiles, 1, KEY_TILE) > positions
+    scores = torch.matmul(query[:, :, :, None], keys[:, None])
+    largest = scores.masked_fill(hidden, float("-inf")).amax(dim=(3, 5), keepdim=True)
+    # Hidden keys go through exp as zeros and are cleared after it: exp of minus infinity takes ten times as long.
+    shares = (scores - largest).masked_fill_(hidden, 0.0).exp_().masked_fill_(hidden, 0.0)
+    parts = torch.matmul(shares, values[:, None])
+    sums = shares.sum(dim=5, keepdim=True)
+    part, total = parts[:, :, :, 0], sums[:, :, :, 0]
     for tile in range(1, tiles):
-        part, total = part + parts[:, tile], total + sums[:, tile]
+        part, total = part + parts[:, :, :, tile], total + sums[:, :, :, tile]
     return part / total

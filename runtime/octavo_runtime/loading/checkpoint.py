@@ -19,7 +19,7 @@ import torch
 
 from octavo_runtime.contract.refused import Refused
 from octavo_runtime.loading.files import LocalFiles
-from octavo_runtime.loading.headers import TensorHeader, corrupt, read_header, weight_files
+from octavo_runtime.loading.headers import TensorHeader, corrupt, find_weights, read_header
 
 PLAIN_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 """Safetensors spellings of the unquantised formats."""
@@ -43,7 +43,7 @@ class OpenCheckpoint:
         self._open: dict[str, BufferedReader] = {}
         self._stack = ExitStack()
         self._left: set[str] = set()
-        for file in weight_files(files):
+        for file in find_weights(files).files:
             header = read_header(files, file)
             self._data_start[file] = files.sizes()[file] - sum(t.storage_bytes for t in header.tensors)
             for tensor in header.tensors:

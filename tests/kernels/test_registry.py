@@ -1,0 +1,110 @@
+"""The registry chooses by device and format, and says why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from octavo_kernels.device import CpuFeature, Device, DeviceError, DeviceKind
+from octavo_kernels.explain import main, table
+from octavo_kernels.operations import Operation
+from octavo_kernels.registry import (
+    REGISTRY,
+    Choice,
+    Formats,
+    Implementation,
+    NoImplementation,
+    Registry,
+    Rejected,
+    operations_for,
+)
+
+PLAIN_CPU = Device(DeviceKind.CPU)
+HOPPER = Device(DeviceKind.CUDA, (9, 0))
+
+
+def needs_avx512(device: Device, _formats: Formats) -> str | None:
+    return None if CpuFeature.AVX512 in device.cpu_features else "needs AVX512"
+
+
+def with_fast_linear() -> Registry:
+    fast = Implementation(Operation.LINEAR, "cpu", object(), "C with AVX-512", needs_avx512)
+    return Registry((fast, *REGISTRY.implementations))
+
+
+@pytest.mark.parametrize("operation", Operation)
+@pytest.mark.parametrize("weights", ["BF16", "INT4"])
+@pytest.mark.parametrize("kv", ["BF16", "FP8"])
+def test_every_operation_has_a_reference(operation: Operation, weights: str, kv: str) -> None:
+    choice = REGISTRY.select(operation, PLAIN_CPU, Formats(weights, kv))
+    assert choice.implementation == "reference"
+    assert choice.reason
+
+
+def test_the_first_that_can_run_is_chosen_and_the_others_say_why_not() -> None:
+    fast = replace(PLAIN_CPU, cpu_features=frozenset({CpuFeature.AVX512}))
+    choice = with_fast_linear().select(Operation.LINEAR, fast, Formats())
+    assert (choice.implementation, choice.reason) == ("cpu", "C with AVX-512")
+    assert choice.rejected == (Rejected("reference", "cpu ranks before it"),)
+
+
+def test_what_cannot_run_is_passed_over_with_its_reason() -> None:
+    choice = with_fast_linear().select(Operation.LINEAR, PLAIN_CPU, Formats())
+    assert choice.implementation == "reference"
+    assert choice.rejected == (Rejected("cpu", "needs AVX512"),)
+
+
+def test_formats_that_nothing_can_do_are_refused_with_every_obstacle() -> None:
+    with pytest.raises(
+        NoImplementation, match=r"no experts for NVFP4 weights on compute capability 9\.0: reference: NVF"
+    ):
+        REGISTRY.select(Operation.EXPERTS, HOPPER, Formats(weights="NVFP4"))
+    with pytest.raises(NoImplementation, match="none is registered"):
+        Registry(()).select(Operation.LINEAR, PLAIN_CPU, Formats())
+
+
+def test_the_operations_of_a_model_are_those_that_were_chosen() -> None:
+    operations = operations_for(PLAIN_CPU, Formats("INT4", "FP8"))
+    assert [choice.operation for choice in operations.choices] == list(Operation)
+    by_operation: dict[Operation, Choice] = {choice.operation: choice for choice in operations.choices}
+    assert operations.paged_attention is by_operation[Operation.PAGED_ATTENTION].target
+    assert operations.experts is by_operation[Operation.EXPERTS].target
+
+
+def test_a_device_is_described_by_two_integers_or_by_features() -> None:
+    assert Device.parse("sm_90") == HOPPER
+    assert Device.parse("sm_103").compute_capability == (10, 3)
+    assert Device.of(torch.device("cpu")) == Device.parse("cpu") == Device.cpu()
+    assert str(HOPPER) == "compute capability 9.0"
+    assert str(replace(PLAIN_CPU, cpu_features=frozenset({CpuFeature.AVX512_BF16, CpuFeature.AVX2}))) == (
+        "CPU with AVX2, AVX512_BF16"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "H100", "sm_9", "sm_", "9.0"])
+def test_a_device_that_is_not_understood_is_shown(text: str) -> None:
+    with pytest.raises(DeviceError, match=f"got '{text}'"):
+        Device.parse(text)
+
+
+def test_devices_without_kernels_are_refused() -> None:
+    with pytest.raises(DeviceError, match="device 'meta' has no kernels"):
+        Device.of(torch.device("meta"))
+
+
+def test_explain_names_every_operation_and_what_was_passed_over() -> None:
+    text = table(PLAIN_CPU, Formats("INT4", "FP8"), with_fast_linear())
+    assert "CPU without AVX2, INT4 experts, FP8 KV cache" in text
+    assert all(operation in text for operation in Operation)
+    assert "not cpu: needs AVX512" in text
+
+
+def test_explain_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--device", "sm_90", "--weights", "int4", "--kv", "fp8"]) == 0
+    assert "compute capability 9.0, INT4 experts, FP8 KV cache" in capsys.readouterr().out
+    assert main(["--device", "H100"]) == 2
+    assert "device must look like cpu or sm_90, got 'H100'" in capsys.readouterr().err
+    assert main(["--weights", "nvfp4"]) == 1
+    assert "NVFP4 experts have no reference" in capsys.readouterr().err
