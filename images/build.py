@@ -103,8 +103,9 @@ class Builder:
                 sources = Path(scratch) / "sources.list"
                 sources.write_text(base.apt_source())
                 lent["/etc/apt/sources.list"] = sources
-            with self._progress.step(f"build image {product.name}", f"build image {product.name}"):
-                engine.build(Build(product.dockerfile, ROOT, name, {"BASE": base_image}, secrets, lent, log))
+            with self._progress.step(f"build image {product.name}", f"build image {product.name}") as step:
+                build = Build(product.dockerfile, ROOT, name, {"BASE": base_image}, secrets, lent, log)
+                engine.build(build, step.note)
 
     def _base_can_be_pulled(self) -> bool:
         return bool(self._settings.environ.get("OCTAVO_BASE_IMAGE")) or base.registry_reachable()

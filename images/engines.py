@@ -1,13 +1,15 @@
 """What turns a Dockerfile into an image in a registry: buildah, or docker where its daemon runs."""
 
-import os
+import re
 import shutil
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from e2e.cluster.commands import stream
+from e2e.cluster.errors import ClusterError
 from images.errors import ImageError
 
 BUILD_TIMEOUT_SECONDS = 3600.0
@@ -15,6 +17,14 @@ BUILD_TIMEOUT_SECONDS = 3600.0
 PUSH_TIMEOUT_SECONDS = 1800.0
 QUESTION_TIMEOUT_SECONDS = 60.0
 SHOWN_LINES = 15
+STEP = re.compile(r"STEP (\d+/\d+): (\w+)|#\d+ \[[^]]*?(\d+/\d+)\] (\w+)")
+"""How buildah and BuildKit announce a step."""
+Note = Callable[[str], None]
+"""Told in a few words what is being done."""
+
+
+def _silent(_words: str) -> None:
+    """For who does not want to know."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ class Engine(ABC):
     name: str
 
     @abstractmethod
-    def build(self, build: Build) -> None:
+    def build(self, build: Build, note: Note) -> None:
         """Make the image.
 
         Raises:
@@ -73,7 +83,7 @@ class Buildah(Engine):
     """This machine's, so that what its virtual environment fetched is not fetched again."""
     name: str = "buildah"
 
-    def build(self, build: Build) -> None:
+    def build(self, build: Build, note: Note) -> None:
         """See Engine."""
         self.uv_cache.mkdir(parents=True, exist_ok=True)
         arguments = {**build.arguments, "UV_CACHE_DIR": "/uv-cache"}
@@ -83,7 +93,7 @@ class Buildah(Engine):
         words += [f"--build-arg={name}={value}" for name, value in arguments.items()]
         words += [f"--secret=id={name},src={path}" for name, path in build.secrets.items()]
         words += [f"--file={build.dockerfile}", f"--tag={build.name}", str(build.context)]
-        _logged(self._command(words), BUILD_TIMEOUT_SECONDS, build.log)
+        _logged(self._command(words), BUILD_TIMEOUT_SECONDS, build.log, note)
 
     def push(self, name: str, plain_http: bool, log: Path) -> None:
         """See Engine."""
@@ -115,12 +125,12 @@ class Docker(Engine):
 
     name: str = "docker"
 
-    def build(self, build: Build) -> None:
+    def build(self, build: Build, note: Note) -> None:
         """See Engine."""
         words = ["docker", "build", "--network=host", f"--file={build.dockerfile}", f"--tag={build.name}"]
         words += [f"--build-arg={name}={value}" for name, value in build.arguments.items()]
         words += [f"--secret=id={name},src={path}" for name, path in build.secrets.items()]
-        _logged([*words, str(build.context)], BUILD_TIMEOUT_SECONDS, build.log)
+        _logged([*words, str(build.context)], BUILD_TIMEOUT_SECONDS, build.log, note)
 
     def push(self, name: str, plain_http: bool, log: Path) -> None:
         """See Engine. For plain HTTP the daemon must list the registry under `insecure-registries`."""
@@ -174,22 +184,21 @@ def _succeeds(command: Sequence[str]) -> bool:
         return False
 
 
-def _logged(command: Sequence[str], timeout_seconds: float, log: Path) -> None:
-    """Run with all output in a log; a failure shows the log's end."""
+def _logged(command: Sequence[str], timeout_seconds: float, log: Path, note: Note = _silent) -> None:
+    """Run with all output in a log, noting which step is done; a failure shows the log's end."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as out:
+    with log.open("a") as out:
+
+        def hear(line: str) -> None:
+            out.write(f"{line}\n")
+            if step := STEP.search(line):
+                number, instruction = (step[1], step[2]) if step[1] else (step[3], step[4])
+                note(f"step {number}, {instruction}")
+
         try:
-            done = subprocess.run(
-                ["nice", "-n", "5", *command],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                timeout=timeout_seconds,
-                check=False,
-                env=dict(os.environ),
-            )
-        except subprocess.TimeoutExpired as error:
-            raise ImageError(f"`{command[0]}` did not end within {timeout_seconds:.0f} s; see {log}") from error
-    if done.returncode != 0:
+            status = stream(["nice", "-n", "5", *command], timeout_seconds, hear)
+        except ClusterError as error:
+            raise ImageError(f"{error}; see {log}") from error
+    if status != 0:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-SHOWN_LINES:])
-        raise ImageError(f"`{command[0]}` failed with status {done.returncode}; the end of {log}:\n{tail}")
+        raise ImageError(f"`{command[0]}` failed with status {status}; the end of {log}:\n{tail}")

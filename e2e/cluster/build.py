@@ -6,15 +6,13 @@ folder and renamed into place, so an interrupted build leaves nothing that looks
 
 import os
 import shutil
-import subprocess
 import tempfile
-import threading
 import time
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import IO, TextIO
+from typing import TextIO
 
-from e2e.cluster.commands import SHOWN_BYTES
+from e2e.cluster.commands import SHOWN_BYTES, stream
 from e2e.cluster.config import cache_dir as cache_dir_of
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.helm import fetch_helm
@@ -115,40 +113,26 @@ def _build_into(program: GoProgram, folder: Path, go: Path, step: Step) -> None:
 
 
 def _run_go(argv: list[str], module_dir: Path, step: Step) -> None:
-    """Run the build, count the packages it names, keep its last words for an error."""
-    environment = {**os.environ, "CGO_ENABLED": "0"}
+    """Run the build, count the packages it names, keep its other words for an error."""
+    compiled = 0
     said: list[str] = []
-    with subprocess.Popen(
-        argv, cwd=module_dir, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as process:
-        if process.stderr is None:
-            raise ClusterError(f"no output pipe for {argv[0]}")
-        reader = threading.Thread(target=_count_packages, args=(process.stderr, said, step), daemon=True)
-        reader.start()
-        try:
-            status = process.wait(timeout=GO_BUILD_TIMEOUT_SECONDS)
-        except subprocess.TimeoutExpired as error:
-            raise ClusterError(f"go build took over {GO_BUILD_TIMEOUT_SECONDS:.0f} s and was ended") from error
-        finally:
-            if process.poll() is None:
-                process.kill()
-        reader.join(timeout=10)
+
+    def hear(line: str) -> None:
+        nonlocal compiled
+        words = line.strip()
+        if words.startswith("go: downloading"):
+            step.note("downloading modules")
+        elif " " in words or "\t" in words or ":" in words:
+            said.append(words)
+        else:
+            compiled += 1
+            step.note(f"{compiled} packages")
+
+    environment = {**os.environ, "CGO_ENABLED": "0"}
+    status = stream(argv, GO_BUILD_TIMEOUT_SECONDS, hear, environment, module_dir)
     if status != 0:
         words = "\n".join(said)[-SHOWN_BYTES:]
         raise ClusterError(f"go build in {module_dir.name}/ failed with status {status}:\n{words}")
-
-
-def _count_packages(lines: IO[str], said: list[str], step: Step) -> None:
-    compiled = 0
-    for line in lines:
-        words = line.strip()
-        if " " in words or "\t" in words or ":" in words:
-            said.append(words)
-            if words.startswith("go: downloading"):
-                step.note("downloading modules")
-            continue
-        compiled += 1
-        step.note(f"{compiled} packages")
 
 
 def _link_all(cache_dir: Path) -> None:

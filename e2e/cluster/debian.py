@@ -37,6 +37,8 @@ CLUSTER_PACKAGES = (
     DebianPackage("conntrack", "conntrack", "Services"),
     DebianPackage("iproute2", "ip", "network namespaces"),
     DebianPackage("util-linux", "nsenter", "network namespaces"),
+    DebianPackage("gcc", "gcc", "the pause image"),
+    DebianPackage("libc6-dev", "/usr/include/stdio.h", "the pause image"),
 )
 IMAGE_PACKAGES = (
     DebianPackage("buildah", "buildah", "building images"),
