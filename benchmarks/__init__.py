@@ -1,0 +1,1 @@
+"""Every published number has its command here: `python -m benchmarks NAME [--quick] [--json]`."""
