@@ -60,7 +60,7 @@ class ComputeCapability:
     def parse(cls, text: str) -> ComputeCapability:
         """Parse `"9.0"`; raises ValueError naming the text."""
         major, dot, minor = text.partition(".")
-        if not (dot and major.isdecimal() and minor.isdecimal()):
+        if not (text.isascii() and dot and major.isdecimal() and minor.isdecimal()):
             raise ValueError(f"compute capability must look like 9.0, got {text!r}")
         return cls(int(major), int(minor))
 

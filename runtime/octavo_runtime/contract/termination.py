@@ -17,6 +17,9 @@ from octavo_runtime.contract.refused import Refused
 
 MESSAGE_LIMIT = 1024
 
+LONGEST_ESCAPE_BYTES = 6
+"""JSON writes a control character as `\\u0000`."""
+
 
 class ExitCode(IntEnum):
     """Process exit codes; a wrong input does not look like a crash."""
@@ -68,6 +71,11 @@ class TerminationReport(ContractModel):
 
 
 def report_of(refused: Refused) -> TerminationReport:
-    """The report of a refusal, its message cut to the limit."""
-    message = refused.message[:MESSAGE_LIMIT]
-    return TerminationReport(refusal=Refusal(reason=refused.reason, message=message, retryable=refused.retryable))
+    """The report of a refusal; its message is cut so that the document fits the kubelet's limit whatever it says."""
+    message = refused.message.encode(errors="replace").decode()[:MESSAGE_LIMIT] or refused.reason
+    while True:
+        report = TerminationReport(refusal=Refusal(reason=refused.reason, message=message, retryable=refused.retryable))
+        excess_bytes = len(report.model_dump_json(by_alias=True).encode()) - TERMINATION_LIMIT_BYTES
+        if excess_bytes <= 0:
+            return report
+        message = message[: -max(1, excess_bytes // LONGEST_ESCAPE_BYTES)]

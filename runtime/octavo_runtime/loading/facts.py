@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from octavo_runtime.contract.facts import ExpertFacts, ModelFacts, ParameterFacts
 from octavo_runtime.loading.architecture import Architecture, architecture_of, invalid, read_config
@@ -75,20 +78,24 @@ def _read_checkpoint(files: CheckpointFiles, revision: str | None) -> Checkpoint
             intermediate_size=architecture.experts.intermediate_size,
             layers=expert_layers,
         )
-    facts = ModelFacts(
-        architecture=architecture.name,
-        revision=revision or _content_hash(raw_config, headers),
-        layers=architecture.layers,
-        hidden_size=architecture.hidden_size,
-        vocab_size=architecture.vocab_size,
-        max_position_embeddings=architecture.max_position_embeddings,
-        attention=architecture.attention,
-        experts=experts,
-        format=stored.format,
-        group_size=stored.group_size,
-        parameters=_count(architecture, placed),
-        checkpoint_bytes=sum(tensor.storage_bytes for tensor in tensors),
-    )
+    try:
+        facts = ModelFacts(
+            architecture=architecture.name,
+            revision=revision or _content_hash(raw_config, headers),
+            layers=architecture.layers,
+            hidden_size=architecture.hidden_size,
+            vocab_size=architecture.vocab_size,
+            max_position_embeddings=architecture.max_position_embeddings,
+            attention=architecture.attention,
+            experts=experts,
+            format=stored.format,
+            group_size=stored.group_size,
+            parameters=_count(architecture, placed),
+            checkpoint_bytes=sum(tensor.storage_bytes for tensor in tensors),
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise invalid(f"{'.'.join(map(str, first['loc']))} of the checkpoint: {first['msg']}") from error
     return Checkpoint(facts, stored)
 
 
@@ -157,11 +164,12 @@ def _expert_layers(architecture: Architecture, placed: Iterable[Placed]) -> int:
 
 
 def _check_layers(architecture: Architecture, placed: Iterable[Placed]) -> None:
-    missing = set(range(architecture.layers)) - {item.layer for item in placed if item.layer is not None}
-    if missing:
+    seen = {item.layer for item in placed}
+    missing = next(layer for layer in itertools.count() if layer not in seen)
+    if missing < architecture.layers:
         raise invalid(
             f"{CONFIG}: num_hidden_layers is {architecture.layers}, but the checkpoint holds no tensor of layer "
-            f"{min(missing)}"
+            f"{missing}"
         )
 
 

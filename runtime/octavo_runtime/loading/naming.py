@@ -14,6 +14,9 @@ from typing import NamedTuple
 
 from octavo_runtime.loading.headers import TensorHeader
 
+LONGEST_INDEX = 6
+"""Digits of a layer or expert number; what is longer is no number of either."""
+
 _LAYERS = "layers."
 _EXPERTS = ("mlp.experts.", "block_sparse_moe.experts.")
 _EMBEDDINGS = ("embed_tokens.weight", "lm_head.weight", "shared_head.head.weight")
@@ -57,12 +60,16 @@ def place(tensors: Iterable[TensorHeader]) -> Iterator[Placed]:
     for tensor in tensors:
         before, found, rest = tensor.name.partition(_LAYERS)
         number, _, inner = rest.partition(".")
-        if not found or not number.isdecimal() or (before and not before.endswith(".")):
+        if not found or not _is_index(number) or (before and not before.endswith(".")):
             yield Placed(tensor, None, routed=False, expert=None)
             continue
         routed = inner.startswith(_EXPERTS)
         expert = inner.split(".", 3)[2] if routed else ""
-        yield Placed(tensor, int(number), routed, int(expert) if expert.isdecimal() else None)
+        yield Placed(tensor, int(number), routed, int(expert) if _is_index(expert) else None)
+
+
+def _is_index(text: str) -> bool:
+    return len(text) <= LONGEST_INDEX and text.isascii() and text.isdecimal()
 
 
 @lru_cache(maxsize=4096)

@@ -10,7 +10,7 @@ import pytest
 
 from octavo_runtime.contract.facts import AttentionKind, CheckpointFormat, ModelFacts
 from octavo_runtime.contract.refused import Refused
-from octavo_runtime.loading.facts import read_checkpoint, read_facts
+from octavo_runtime.loading.facts import Checkpoint, read_checkpoint, read_facts
 from octavo_runtime.loading.files import LocalFiles
 from octavo_runtime.loading.stored_format import Packing
 from tests import checkpoints
@@ -58,8 +58,9 @@ def _refusal(directory: Path) -> Refused:
 
 
 @pytest.fixture(scope="module")
-def kimi(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("kimi"), *kimi_k26(), shards=64)
+def kimi(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """208,000 tensors in 64 files: as large as checkpoints get."""
+    return read_checkpoint(LocalFiles(write_checkpoint(tmp_path_factory.mktemp("kimi"), *kimi_k26(), shards=64)))
 
 
 def test_qwen3_30b_is_described(tmp_path: Path) -> None:
@@ -97,16 +98,15 @@ def test_mixtral_is_described_from_its_own_names(tmp_path: Path) -> None:
     assert facts.parameters.total == pytest.approx(46.7e9, rel=1e-3)
 
 
-def test_kimi_k26_is_described_through_its_nested_config_and_packed_experts(kimi: Path) -> None:
-    checkpoint = read_checkpoint(LocalFiles(kimi))
-    facts = checkpoint.facts
+def test_kimi_k26_is_described_through_its_nested_config_and_packed_experts(kimi: Checkpoint) -> None:
+    facts = kimi.facts
 
     assert facts.attention.kind is AttentionKind.MLA
     assert (facts.attention.kv_lora_rank, facts.attention.qk_rope_head_dim) == (512, 64)
     assert facts.experts is not None
     assert (facts.experts.count, facts.experts.layers) == (384, 60)
     assert (facts.format, facts.group_size) == (CheckpointFormat.INT4, 32)
-    assert checkpoint.stored.packing is Packing.CT_INT4
+    assert kimi.stored.packing is Packing.CT_INT4
     assert facts.parameters.routed_experts == 60 * 384 * 3 * 2048 * 7168
     assert facts.parameters.routed_experts == pytest.approx(1014.7e9, rel=1e-4)
     assert facts.parameters.embeddings + facts.parameters.other == pytest.approx(11.7e9, rel=5e-3)
@@ -204,6 +204,12 @@ def test_one_tensor_for_all_experts_of_a_layer_counts_them_all(tmp_path: Path) -
     assert facts.parameters.routed_experts == SMALL_EXPERT_PARAMETERS
 
 
+def test_names_with_endless_numbers_are_ordinary_names(tmp_path: Path) -> None:
+    odd = [(f"model.layers.{'9' * 5000}.x", "U8", (1,)), ("model.layers.0.mlp.experts." + "1" * 5000, "BF16", (4,))]
+    facts = _facts(tmp_path, (SMALL, [*gqa_tensors(SMALL), *odd]))
+    assert facts.layers == 2
+
+
 def test_tied_embeddings_count_once_even_when_they_are_stored_twice(tmp_path: Path) -> None:
     facts = read_facts(_small(tmp_path, tie_word_embeddings=True))
     assert facts.parameters.embeddings == 512 * 256
@@ -220,8 +226,8 @@ def test_the_revision_of_a_directory_changes_with_config_and_shapes_only(tmp_pat
     assert len({first, other_config, other_shape}) == 3
 
 
-def test_facts_survive_json_and_fit_a_termination_message(kimi: Path) -> None:
-    facts = read_facts(kimi)
+def test_facts_survive_json_and_fit_a_termination_message(kimi: Checkpoint) -> None:
+    facts = kimi.facts
     text = facts.model_dump_json(by_alias=True, exclude_none=True)
 
     assert ModelFacts.model_validate_json(text) == facts
@@ -235,6 +241,7 @@ def test_facts_survive_json_and_fit_a_termination_message(kimi: Path) -> None:
         ({"num_hidden_layers": "48"}, 'num_hidden_layers must be a positive integer, got "48"'),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer, got 0"),
         ({"num_hidden_layers": True}, "num_hidden_layers must be a positive integer, got true"),
+        ({"num_hidden_layers": 2**31 - 1}, "no tensor of layer 2"),
         ({"hidden_size": 2**40}, "hidden_size must be a positive integer"),
         ({"num_key_value_heads": 3}, "no multiple"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok 9 exceeds num_experts 4"),
