@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from e2e.cluster import config as configuration
 from e2e.cluster.helm import fetch_helm
 from e2e.cluster.locks import exclusive
 from e2e.cluster.programs import helm_folder
+from octavo_operator.api import labels
+from octavo_operator.api.spec import ModelDeploymentSpec
 from octavo_operator.cli.permissions import OPTIONAL, REQUIRED
 from octavo_operator.main import parse_options
 
@@ -74,6 +78,12 @@ def test_its_crd_is_the_generated_one() -> None:
     assert (CHART / "files" / "crds" / name).read_text() == (ROOT / "crds" / name).read_text(), "run `make crds`"
 
 
+def test_the_rendered_crd_says_what_the_generated_one_does(helm: Path) -> None:
+    """Templates pass through Go, which likes to turn large integers into floating-point numbers."""
+    rendered = of_kind(render(helm, "--set=crds.keep=false"), "CustomResourceDefinition")
+    assert rendered == [yaml.safe_load((ROOT / "crds" / "serving.octavo.dev_modeldeployments.yaml").read_text())]
+
+
 def test_the_operator_accepts_the_arguments_that_it_is_given(helm: Path) -> None:
     container = operator_container(render(helm, "--set=watch.namespaces={a,b}"))
     options = parse_options(container["args"])
@@ -87,6 +97,17 @@ def test_the_roles_grant_what_the_operator_needs_and_no_more(helm: Path) -> None
     extra = {("serving.octavo.dev", "modeldeployments/finalizers", "update")}
     assert grants(roles["octavo-operator"]) == needed(REQUIRED) | extra
     assert grants(roles["octavo-operator-nodes"]) == needed(OPTIONAL)
+
+
+def test_users_may_edit_models_but_only_the_operator_writes_their_status(helm: Path) -> None:
+    roles = {role["metadata"]["name"]: role for role in of_kind(render(helm), "ClusterRole")}
+    for name in ("view", "edit", "admin"):
+        role = roles[f"octavo-operator-modeldeployments-{name}"]
+        granted = grants(role["rules"])
+        assert role["metadata"]["labels"][f"rbac.authorization.k8s.io/aggregate-to-{name}"] == "true"
+        assert {verb for _, resource, verb in granted if resource == "modeldeployments/status"} == {"get"}
+        writes = {verb for _, resource, verb in granted if resource == "modeldeployments"} - {"get", "list", "watch"}
+        assert bool(writes) is (name != "view")
 
 
 def test_a_namespaced_installation_has_no_cluster_role_of_its_own(helm: Path) -> None:
@@ -142,3 +163,87 @@ def test_a_wrong_value_is_refused_by_name(helm: Path, flag: str, named: str) -> 
     done = run_helm(helm, "template", "octavo", str(CHART), flag)
     assert done.returncode != 0
     assert named in done.stderr
+
+
+EVERYTHING = (
+    "--set=networkPolicy.enabled=true",
+    "--set=imagePullSecrets[0].name=registry",
+    "--set=operator.priorityClassName=system-cluster-critical",
+    "--set=operator.podAnnotations.a=b",
+    "--set=operator.nodeSelector.pool=cpu",
+    "--set=operator.tolerations[0].operator=Exists",
+    "--set=operator.affinity.nodeAffinity.x=y",
+    "--set=metrics.serviceMonitor.enabled=true",
+    "--set=metrics.serviceMonitor.labels.release=prometheus",
+    "--set=metrics.podMonitor.enabled=true",
+    "--api-versions=monitoring.coreos.com/v1",
+)
+
+
+@pytest.mark.parametrize("namespaces", ["--set-json=watch.namespaces=[]", "--set=watch.namespaces={a,b}"])
+def test_all_values_together_render_objects_of_this_release(helm: Path, namespaces: str) -> None:
+    objects = render(helm, *EVERYTHING, namespaces)
+    pod = of_kind(objects, "Deployment")[0]["spec"]["template"]["spec"]
+
+    assert pod["imagePullSecrets"] == [{"name": "registry"}]
+    assert pod["priorityClassName"] == "system-cluster-critical"
+    assert pod["nodeSelector"] == {"pool": "cpu"}
+    assert pod["affinity"] == {"nodeAffinity": {"x": "y"}}
+    for item in objects:
+        if item["kind"] != "CustomResourceDefinition":
+            assert item["metadata"]["labels"]["app.kubernetes.io/instance"] == "octavo", item["kind"]
+    names = [(item["kind"], item["metadata"].get("namespace"), item["metadata"]["name"]) for item in objects]
+    assert len(names) == len(set(names))
+
+
+def test_the_network_policy_lets_the_operator_reach_the_api_server_and_be_probed(helm: Path) -> None:
+    assert not of_kind(render(helm), "NetworkPolicy")
+    flags = ("--set=networkPolicy.enabled=true", "--set=networkPolicy.apiServerPorts={16443}")
+    policy = of_kind(render(helm, *flags), "NetworkPolicy")[0]["spec"]
+    assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {53, 16443}
+    named = {port["name"] for port in operator_container(render(helm))["ports"]}
+    assert {port["port"] for rule in policy["ingress"] for port in rule["ports"]} == named
+
+
+def test_the_old_operator_ends_before_the_new_one_starts(helm: Path) -> None:
+    deployment = of_kind(render(helm), "Deployment")[0]["spec"]
+    assert deployment["replicas"] == 1
+    assert deployment["strategy"] == {"type": "Recreate"}
+
+
+def test_every_value_is_known_to_the_schema_and_has_a_comment() -> None:
+    text = (CHART / "values.yaml").read_text()
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    for path in leaves(yaml.safe_load(text)):
+        part = schema
+        for key in path:
+            part = part["properties"][key] if "properties" in part else {}
+            assert part or key in {"requests", "limits", "cpu", "memory"}, ".".join(path)
+    for section in yaml.safe_load(text):
+        block = text.split(f"\n{section}:", 1)[1].split("\n\n", 1)[0]
+        before = text.split(f"\n{section}:", 1)[0].rsplit("\n", 1)[1]
+        assert "#" in block or before.startswith("#"), section
+
+
+def leaves(values: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = []
+    for key, value in values.items():
+        found += leaves(value, (*path, key)) if isinstance(value, dict) and value else [(*path, key)]
+    return found
+
+
+def test_the_examples_in_the_chart_are_valid_model_deployments() -> None:
+    notes = (CHART / "templates" / "NOTES.txt").read_text()
+    applied = yaml.safe_load(dedent(notes.split("<<YAML\n", 1)[1].split("YAML", 1)[0]))
+    annotations = yaml.safe_load((CHART / "Chart.yaml").read_text())["annotations"]
+    for example in [applied, *yaml.safe_load(annotations["artifacthub.io/crdsExamples"])]:
+        assert (example["apiVersion"], example["kind"]) == (labels.API_VERSION, labels.KIND)
+        ModelDeploymentSpec.model_validate(example["spec"])
+
+
+def test_the_listed_images_are_those_that_are_run(helm: Path) -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    listed = {i["name"]: i["image"] for i in yaml.safe_load(chart["annotations"]["artifacthub.io/images"])}
+    container = operator_container(render(helm))
+    assert listed["operator"] == container["image"]
+    assert f"--runtime-image={listed['runtime']}" in container["args"]
