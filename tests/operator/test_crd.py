@@ -37,6 +37,11 @@ def test_the_committed_crd_is_the_generated_one() -> None:
     assert crd_path(ROOT).read_text(encoding="utf-8") == crd_yaml(), "run: make crds"
 
 
+def test_the_charts_copy_is_the_same() -> None:
+    (copy,) = (ROOT / "helm" / "octavo" / "files" / "crds").glob("*.yaml")
+    assert copy.read_text(encoding="utf-8") == crd_yaml(), "run: make crds"
+
+
 def test_the_generated_yaml_reads_back_as_the_definition() -> None:
     assert yaml.safe_load(crd_yaml()) == custom_resource_definition()
 

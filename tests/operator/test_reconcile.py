@@ -313,6 +313,15 @@ async def test_a_missing_model_image_is_named_while_the_kubelet_still_tries() ->
         ),
         (
             {
+                "conditions": [
+                    {"type": "PodScheduled", "status": "False", "message": 'persistentvolumeclaim "models" not found.'}
+                ]
+            },
+            "SourceNotFound",
+            "models",
+        ),
+        (
+            {
                 "containerStatuses": [
                     {"name": "server", "image": "r/x:1", "state": {"waiting": {"reason": "ImagePullBackOff"}}}
                 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ STARTING_REASONS = frozenset({"ContainerCreating", "PodInitializing", ""})
 NOT_FOUND_MARKS = ("not found", "manifest unknown", "NotFound", "404", "does not exist", "name unknown")
 BACK_OFF_MARK = "ErrImagePull: "
 """A back-off repeats the error after this mark; cutting it off keeps the message the same while kubelet retries."""
+MISSING_CLAIM = re.compile(r'persistentvolumeclaim "[^"]*" not found')
+"""The only claim that our pods name is the model's."""
 MESSAGE_LIMIT = 1000
 
 
@@ -102,7 +105,10 @@ def scheduling_trouble(pod: PodBody) -> Trouble | None:
     """The scheduler's own words, when it found no node."""
     for condition in pod.get("status", {}).get("conditions") or ():
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return Trouble("Unschedulable", f"no node takes the pod: {cut(condition.get('message', ''))}")
+            message = cut(condition.get("message", ""))
+            if MISSING_CLAIM.search(message):
+                return Trouble("SourceNotFound", f"spec.model.source names a claim that is not there: {message}")
+            return Trouble("Unschedulable", f"no node takes the pod: {message}")
     return None
 
 

@@ -31,8 +31,8 @@ CONTAINER = "server"
 FETCH_CONTAINER = "fetch"
 HTTP_PORT_NAME = "http"
 
-STARTUP_BASE_SECONDS = 180
-"""Imports, kernels, warm-up."""
+STARTUP_BASE_SECONDS = 300
+"""Imports, kernels and warm-up on a busy machine."""
 LOAD_BYTES_PER_SECOND = 100_000_000
 """A slow disk or a slow conversion. Too long a deadline delays a diagnosis, too short a one kills a loading pod."""
 CPU_REQUEST = "500m"
