@@ -7,7 +7,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from octavo_runtime.contract.facts import AttentionFacts, AttentionKind, ExpertFacts, ModelFacts
+from octavo_runtime.contract.facts import AttentionFacts, AttentionKind, CheckpointFormat, ExpertFacts, ModelFacts
 from octavo_runtime.contract.refused import Refused
 from octavo_runtime.contract.servable import SERVABLE_ARCHITECTURES, check_servable
 from octavo_runtime.contract.termination import MESSAGE_LIMIT, Refusal, TerminationReport, report_of
@@ -112,3 +112,6 @@ def test_what_is_not_served_is_refused_with_what_is() -> None:
     with pytest.raises(Refused, match="dense model") as refusal:
         check_servable(QWEN3_30B.model_copy(update={"experts": None}))
     assert refusal.value.reason == "NotMixtureOfExperts"
+    with pytest.raises(Refused, match="stored as INT4") as refusal:
+        check_servable(QWEN3_30B.model_copy(update={"format": CheckpointFormat.INT4, "group_size": 32}))
+    assert refusal.value.reason == "CheckpointFormatUnsupported"

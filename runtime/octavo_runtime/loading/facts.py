@@ -65,7 +65,7 @@ def _read_checkpoint(files: CheckpointFiles, revision: str | None) -> Checkpoint
     weights = find_weights(files)
     headers = _read_headers(files, weights.files)
     tensors = [tensor for header in headers.values() for tensor in header.tensors]
-    _check_index(weights.promised, tensors)
+    _check_names(weights.promised, tensors)
     placed = list(place(tensors))
     _check_layers(architecture, placed)
     expert_layers = _expert_layers(architecture, placed)
@@ -127,11 +127,14 @@ def _collector_paused() -> Iterator[None]:
         gc.enable()
 
 
-def _check_index(index: Mapping[str, str], tensors: Iterable[TensorHeader]) -> None:
-    if not index:
-        return
-    found = {tensor.name: tensor.file for tensor in tensors}
-    for name, file in index.items():
+def _check_names(promised: Mapping[str, str], tensors: Iterable[TensorHeader]) -> None:
+    """Each tensor is in one file, and in the one that the index says."""
+    found: dict[str, str] = {}
+    for tensor in tensors:
+        other = found.setdefault(tensor.name, tensor.file)
+        if other != tensor.file:
+            raise corrupt(tensor.file, f"holds tensor {tensor.name}, which {other} holds as well")
+    for name, file in promised.items():
         if found.get(name) != file:
             raise corrupt(file, f"lacks tensor {name}, which {INDEX} says it holds")
 

@@ -14,7 +14,15 @@ from octavo_runtime.loading.facts import Checkpoint, read_checkpoint, read_facts
 from octavo_runtime.loading.files import LocalFiles
 from octavo_runtime.loading.stored_format import Packing
 from tests import checkpoints
-from tests.checkpoints import FP8_MARKER, INT4_MARKER, NVFP4_MARKER, Tensor, write_checkpoint
+from tests.checkpoints import (
+    FP8_MARKER,
+    INT4_MARKER,
+    NVFP4_MARKER,
+    Tensor,
+    header_of,
+    write_checkpoint,
+    write_safetensors,
+)
 from tests.published_models import (
     Config,
     Linear,
@@ -366,3 +374,15 @@ def test_a_tensor_that_the_index_promises_and_no_file_holds_is_named(tmp_path: P
 
     assert refusal.reason == "CheckpointCorrupt"
     assert "model.layers.1.extra.weight" in refusal.message
+
+
+def test_a_tensor_in_two_files_is_named(tmp_path: Path) -> None:
+    tensors = list(gqa_tensors(SMALL))
+    write_safetensors(tmp_path / "model-00001-of-00002.safetensors", *header_of(tensors))
+    write_safetensors(tmp_path / "model-00002-of-00002.safetensors", *header_of(tensors[:1]))
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+
+    refusal = _refusal(tmp_path)
+
+    assert refusal.reason == "CheckpointCorrupt"
+    assert tensors[0][0] in refusal.message
