@@ -26,14 +26,15 @@ def main() -> int:
             return 0
         config = configuration.current()
         host = os.environ.get("OCTAVO_REGISTRY") or config.registry
-        builder = Builder(Settings(host, config.cache_dir, arguments.engine, os.environ))
+        own = config.registry_dir if host == config.registry else None
+        builder = Builder(Settings(host, config.cache_dir, arguments.engine, os.environ, own))
         products = [PRODUCTS[name] for name in arguments.images or PRODUCTS]
         if arguments.command == "build":
             builder.build(products)
         elif arguments.command == "push":
             builder.push(products)
         else:
-            print("\n".join(builder.reference(product) for product in products))
+            print("\n".join(str(builder.reference(product)) for product in products))
     except (ImageError, ClusterError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -11,10 +11,15 @@ from e2e.cluster.locks import exclusive
 from e2e.cluster.progress import Durations, Progress
 from images import base, indexes
 from images.engines import BUILD_TIMEOUT_SECONDS, Build, Engine, choose
+from images.errors import ImageError
 from images.products import ROOT, Product
+from images.reference import Reference
 from images.registry import Registry
+from images.retention import retain
 
 LOCAL_BASE = "localhost/octavo-base"
+ATTEMPTS = 3
+"""To catch a moment in which nobody edits; after the first, only the layers with code are made."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,8 @@ class Settings:
     engine: str
     """auto, buildah or docker."""
     environ: Mapping[str, str]
+    own_registry: Path | None
+    """The storage of the cluster's registry; None for somebody else's, in which nothing is ever deleted."""
 
     @property
     def folder(self) -> Path:
@@ -48,9 +55,9 @@ class Builder:
         self._progress = Progress(self._durations)
         self._registry = Registry(settings.host)
 
-    def reference(self, product: Product) -> str:
+    def reference(self, product: Product) -> Reference:
         """Under which the image of today's sources goes."""
-        return str(product.reference(self._settings.host, self._settings.wanted_base))
+        return product.reference(self._settings.host, self._settings.wanted_base)
 
     def build(self, products: Sequence[Product]) -> None:
         """Make every image that the engine does not have; needs no registry.
@@ -60,12 +67,8 @@ class Builder:
         """
         engine = self._engine()
         for product in products:
-            name = self.reference(product)
-            if engine.has(name):
-                self._progress.skip(f"image {product.name}", f"already built as {name}")
-                continue
-            with self._one_builder():
-                self._build(engine, product, name)
+            with self._alone():
+                self._ensure_built(engine, product)
 
     def push(self, products: Sequence[Product]) -> None:
         """See to it that the registry has every image of today's sources, building what is missing.
@@ -74,16 +77,38 @@ class Builder:
             ImageError: as for `build`, or a registry that cannot be reached or refuses.
         """
         for product in products:
-            target = product.reference(self._settings.host, self._settings.wanted_base)
-            if self._registry.digest(target) is not None:
+            target = self.reference(product)
+            if self._registry.digest(target) is None:
+                engine = self._engine()
+                with self._alone():
+                    self._ensure_pushed(engine, product, self._ensure_built(engine, product))
+            else:
                 self._progress.skip(f"image {product.name}", f"already in the registry as {target}")
-                continue
-            self.build([product])
-            engine = self._engine()
-            with self._progress.step(f"push {product.name}", f"push image {product.name}"):
-                engine.push(str(target), self._registry.plain, self._log(f"push-{product.name}"))
-            size = self._registry.compressed_bytes(target)
-            self._progress.say(f"  {target}: {size / 1e6:.0f} MB compressed")
+
+    def _ensure_built(self, engine: Engine, product: Product) -> Reference:
+        """The image of the sources as they are, or as they have become while it was built."""
+        for _ in range(ATTEMPTS):
+            target = self.reference(product)
+            if engine.has(str(target)):
+                self._progress.skip(f"image {product.name}", f"already built as {target}")
+                return target
+            self._build(engine, product, str(target))
+            if self.reference(product) == target:
+                return target
+            engine.forget(str(target))
+            self._progress.say(f"  the sources of {product.name} changed while it was built: once more")
+        raise ImageError(f"the sources of the image {product.name} keep changing while it is built: try again later")
+
+    def _ensure_pushed(self, engine: Engine, product: Product, target: Reference) -> None:
+        if self._registry.digest(target) is not None:  # another process did, while this one waited
+            return
+        with self._progress.step(f"push {product.name}", f"push image {product.name}"):
+            engine.push(str(target), self._registry.plain, self._log(f"push-{product.name}"))
+        if self._settings.own_registry is not None:
+            history = self._settings.folder / "pushed.json"
+            retain(history, target, self._registry, engine, self._settings.own_registry)
+        size = self._registry.compressed_bytes(target)
+        self._progress.say(f"  {target}: {size / 1e6:.0f} MB compressed")
 
     def _engine(self) -> Engine:
         ensure(IMAGE_PACKAGES if self._settings.engine != "docker" else (), self._progress.say)
@@ -122,7 +147,8 @@ class Builder:
                 engine.import_base(system, name, self._log("base"))
         return name
 
-    def _one_builder(self) -> AbstractContextManager[None]:
+    def _alone(self) -> AbstractContextManager[None]:
+        """One process at a time builds and pushes: a second one then finds layers made, instead of making them too."""
         lock = self._settings.cache_dir / "locks" / "images.lock"
         return exclusive(
             lock, BUILD_TIMEOUT_SECONDS, lambda: self._progress.say("  another process builds images: waiting")

@@ -17,6 +17,7 @@ BUILD_TIMEOUT_SECONDS = 3600.0
 PUSH_TIMEOUT_SECONDS = 1800.0
 QUESTION_TIMEOUT_SECONDS = 60.0
 SHOWN_LINES = 15
+COMPRESSION = ("--compression-format=zstd", "--compression-level=3")
 STEP = re.compile(r"STEP (\d+/\d+): (\w+)|#\d+ \[[^]]*?(\d+/\d+)\] (\w+)")
 """How buildah and BuildKit announce a step."""
 Note = Callable[[str], None]
@@ -70,6 +71,10 @@ class Engine(ABC):
         """Whether the engine keeps an image of that name."""
 
     @abstractmethod
+    def forget(self, name: str) -> None:
+        """Remove the image and what only it needs; it may be gone already."""
+
+    @abstractmethod
     def import_base(self, folder: Path, name: str, log: Path) -> None:
         """Make an image with the one layer `folder`, unless there is one of that name."""
 
@@ -97,7 +102,8 @@ class Buildah(Engine):
 
     def push(self, name: str, plain_http: bool, log: Path) -> None:
         """See Engine."""
-        words = ["push", f"--tls-verify={'false' if plain_http else 'true'}", name]
+        # zstd: gzip takes minutes for the 5 GB of the runtime image. Every containerd since 1.5 reads it.
+        words = ["push", f"--tls-verify={'false' if plain_http else 'true'}", *COMPRESSION, name]
         _logged(self._command(words), PUSH_TIMEOUT_SECONDS, log)
 
     def import_base(self, folder: Path, name: str, log: Path) -> None:
@@ -114,6 +120,10 @@ class Buildah(Engine):
     def has(self, name: str) -> bool:
         """See Engine."""
         return _succeeds(self._command(["inspect", "--type=image", name]))
+
+    def forget(self, name: str) -> None:
+        """See Engine."""
+        _succeeds(self._command(["rmi", name]))
 
     def _command(self, words: Sequence[str]) -> list[str]:
         return ["buildah", f"--root={self.storage / 'storage'}", f"--runroot={self.storage / 'run'}", *words]
@@ -139,6 +149,10 @@ class Docker(Engine):
     def has(self, name: str) -> bool:
         """See Engine."""
         return _succeeds(["docker", "image", "inspect", name])
+
+    def forget(self, name: str) -> None:
+        """See Engine."""
+        _succeeds(["docker", "image", "rm", name])
 
     def import_base(self, folder: Path, name: str, log: Path) -> None:
         """See Engine."""

@@ -69,6 +69,12 @@ class Registry:
             self._expect(response, http.client.CREATED)
         return image.manifest.digest
 
+    def delete(self, image: Reference, digest: str) -> None:
+        """Remove a manifest; its layers go with the registry's next garbage collection. It may be gone already."""
+        with self._request("DELETE", f"/v2/{image.repository}/manifests/{digest}") as response:
+            if response.status != http.client.NOT_FOUND:
+                self._expect(response, http.client.ACCEPTED)
+
     def _has_blob(self, repository: str, digest: str) -> bool:
         with self._request("HEAD", f"/v2/{repository}/blobs/{digest}") as response:
             return response.status == http.client.OK

@@ -5,6 +5,7 @@ after a crash starts what died (and keeps the API server's data), and an `up` af
 """
 
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -22,11 +23,13 @@ from e2e.cluster.programs import GO_PROGRAMS, program_path
 from e2e.cluster.progress import Durations, Progress
 from images import pause
 from images.errors import ImageError
+from images.retention import GARBAGE_MARK
 
 POLL_SECONDS = 0.1
 COMPONENT_TIMEOUT_SECONDS = 60.0
 """For one component to report healthy; the slowest, the API server, takes 4 s on idle cores."""
 NODES_TIMEOUT_SECONDS = 120.0
+GARBAGE_TIMEOUT_SECONDS = 120.0
 STEPS = 7
 WEIGHTS = {"": 16, "/system": 8}
 """Processor shares in ordinary processes: the cluster is a dozen of them, and its control plane must not starve when
@@ -159,6 +162,7 @@ class _Start:
             write_files(self.files)
         first = ["registry", "etcd", *(f"{node.name}-containerd" for node in self.config.nodes)]
         with progress.step("registry, etcd, containerd"):
+            self._collect_garbage()
             self._start(first)
             self._await(first)
         with progress.step("kube-apiserver", "start kube-apiserver"):
@@ -209,6 +213,23 @@ class _Start:
             words = processes.last_words(component, self.config)
             raise ClusterError(f"{component.name} ended with status {status}; {words}")
         return self._well(component)
+
+    def _collect_garbage(self) -> None:
+        """Free what nobody needs in the registry, which is only possible while it does not run.
+
+        Interrupted uploads go every time; layers without an image only when an image was deleted, because a push that
+        the end of the last cluster interrupted may have left layers that its repetition need not send again.
+        """
+        registry = self._named(["registry"])[0]
+        if processes.find(registry, self.config, self.roots) is not None:
+            return
+        for upload in self.config.registry_dir.glob("docker/registry/v2/repositories/**/_uploads/*"):
+            shutil.rmtree(upload)
+        mark = self.config.registry_dir / GARBAGE_MARK
+        if mark.exists():
+            configuration = self.config.state_dir / "registry.json"
+            run([self.programs["docker-registry"], "garbage-collect", configuration], GARBAGE_TIMEOUT_SECONDS)
+            mark.unlink()
 
     def _forget_containers(self, node: Node) -> None:
         """Delete what an earlier cluster's containers left in containerd's store, before a kubelet sees them."""
