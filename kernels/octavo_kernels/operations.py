@@ -138,7 +138,16 @@ class Router(Protocol):
     def __call__(self, logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
-Prepared = TypeVar("Prepared")
+class PreparedExperts(Protocol):
+    """One layer's experts in an implementation's own layout: nobody else looks inside, but their size is known."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory, scales and padding included."""
+        ...
+
+
+Prepared = TypeVar("Prepared", bound=PreparedExperts)
 
 
 class ExpertKernel(ABC, Generic[Prepared]):

@@ -81,13 +81,15 @@ class Registry:
             if candidate.operation is not operation:
                 continue
             why_not = candidate.why_not(device, formats)
-            if why_not is None and chosen is None:
-                chosen = candidate
+            if why_not is not None:
+                rejected.append(Rejected(candidate.name, why_not))
+            elif chosen is not None:
+                rejected.append(Rejected(candidate.name, f"{chosen.name} ranks before it"))
             else:
-                rejected.append(Rejected(candidate.name, why_not or f"{chosen.name if chosen else ''} ranks before it"))
+                chosen = candidate
         if chosen is None:
             obstacles = "; ".join(f"{item.name}: {item.why_not}" for item in rejected) or "none is registered"
-            raise NoImplementation(f"no {operation} for {formats.weights} weights on {device}: {obstacles}")
+            raise NoImplementation(f"no kernel for {operation} on {device}: {obstacles}")
         return Choice(operation, chosen.name, chosen.reason, tuple(rejected), chosen.target)
 
 
@@ -95,26 +97,36 @@ REFERENCE_WEIGHTS = frozenset({"BF16", "INT4"})
 REFERENCE_KV = frozenset({"BF16", "FP8"})
 
 
-def _reference_why_not(_device: Device, formats: Formats) -> str | None:
-    if formats.weights not in REFERENCE_WEIGHTS:
-        return f"{formats.weights} experts have no reference; there is one for {', '.join(sorted(REFERENCE_WEIGHTS))}"
-    if formats.kv not in REFERENCE_KV:
-        return f"{formats.kv} pages have no reference; there is one for {', '.join(sorted(REFERENCE_KV))}"
+def _anywhere(_device: Device, _formats: Formats) -> str | None:
     return None
 
 
-def _reference(operation: Operation, target: object) -> Implementation:
+def _experts_have_a_reference(_device: Device, formats: Formats) -> str | None:
+    if formats.weights in REFERENCE_WEIGHTS:
+        return None
+    return f"{formats.weights} experts have no reference; there is one for {', '.join(sorted(REFERENCE_WEIGHTS))}"
+
+
+def _pages_have_a_reference(_device: Device, formats: Formats) -> str | None:
+    if formats.kv in REFERENCE_KV:
+        return None
+    return f"{formats.kv} pages have no reference; there is one for {', '.join(sorted(REFERENCE_KV))}"
+
+
+def _reference(
+    operation: Operation, target: object, why_not: Callable[[Device, Formats], str | None] = _anywhere
+) -> Implementation:
     reason = "plain torch, exact in float32 and the same bits in every batch; slow"
-    return Implementation(operation, "reference", target, reason, _reference_why_not)
+    return Implementation(operation, "reference", target, reason, why_not)
 
 
 REGISTRY = Registry(
     (
-        _reference(Operation.PAGED_ATTENTION, paged_attention),
-        _reference(Operation.KV_WRITE, kv_write),
+        _reference(Operation.PAGED_ATTENTION, paged_attention, _pages_have_a_reference),
+        _reference(Operation.KV_WRITE, kv_write, _pages_have_a_reference),
         _reference(Operation.CHECK_ROWS, integrity.check_rows),
         _reference(Operation.CONCLUDE, integrity.conclude),
-        _reference(Operation.EXPERTS, moe.ReferenceExperts()),
+        _reference(Operation.EXPERTS, moe.ReferenceExperts(), _experts_have_a_reference),
         _reference(Operation.ROUTER, router.softmax_top_k),
         _reference(Operation.LINEAR, linear.linear),
         _reference(Operation.RMS_NORM, rms_norm.rms_norm),
@@ -135,7 +147,7 @@ class Operations:
     kv_write: ops.KvWrite
     check_rows: ops.CheckRows
     conclude: ops.Conclude
-    experts: ops.ExpertKernel[object]
+    experts: ops.ExpertKernel[ops.PreparedExperts]
     router: ops.Router
     linear: ops.Linear
     rms_norm: ops.RmsNorm
@@ -152,7 +164,7 @@ def operations_for(device: Device, formats: Formats, registry: Registry = REGIST
         kv_write=cast(ops.KvWrite, choices[Operation.KV_WRITE].target),
         check_rows=cast(ops.CheckRows, choices[Operation.CHECK_ROWS].target),
         conclude=cast(ops.Conclude, choices[Operation.CONCLUDE].target),
-        experts=cast(ops.ExpertKernel[object], choices[Operation.EXPERTS].target),
+        experts=cast(ops.ExpertKernel[ops.PreparedExperts], choices[Operation.EXPERTS].target),
         router=cast(ops.Router, choices[Operation.ROUTER].target),
         linear=cast(ops.Linear, choices[Operation.LINEAR].target),
         rms_norm=cast(ops.RmsNorm, choices[Operation.RMS_NORM].target),

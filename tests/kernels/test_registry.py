@@ -57,10 +57,12 @@ def test_what_cannot_run_is_passed_over_with_its_reason() -> None:
 
 
 def test_formats_that_nothing_can_do_are_refused_with_every_obstacle() -> None:
-    with pytest.raises(
-        NoImplementation, match=r"no experts for NVFP4 weights on compute capability 9\.0: reference: NVF"
-    ):
+    with pytest.raises(NoImplementation, match=r"no kernel for experts on compute capability 9\.0: reference: NVFP4"):
         REGISTRY.select(Operation.EXPERTS, HOPPER, Formats(weights="NVFP4"))
+    with pytest.raises(
+        NoImplementation, match=r"no kernel for kv_write on .*: reference: INT8 pages have no reference"
+    ):
+        REGISTRY.select(Operation.KV_WRITE, HOPPER, Formats(kv="INT8"))
     with pytest.raises(NoImplementation, match="none is registered"):
         Registry(()).select(Operation.LINEAR, PLAIN_CPU, Formats())
 

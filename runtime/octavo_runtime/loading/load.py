@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from octavo_kernels.device import Device
-from octavo_kernels.registry import Formats, Operations, operations_for
+from octavo_kernels.registry import Formats, NoImplementation, Operations, operations_for
 from octavo_runtime.contract.facts import ModelFacts
 from octavo_runtime.contract.parallel import ParallelLayout
 from octavo_runtime.contract.precision import WeightFormat
@@ -51,7 +51,7 @@ def load_model(
             f"--tensor-parallel-size {layout.world_size}: this version loads one rank per replica; use 1",
         )
     _, config = read_config(LocalFiles(path))
-    chosen = operations or operations_for(Device.of(device), Formats(weights=weights))
+    chosen = operations or _select(device, weights)
     load = loader_of(facts.architecture)
     report = _Report(progress) if progress is not None else None
     with OpenCheckpoint(path, report) as checkpoint:
@@ -63,6 +63,13 @@ def load_model(
         if report is not None:
             report.done(checkpoint.bytes_read)
     return model
+
+
+def _select(device: torch.device, weights: WeightFormat) -> Operations:
+    try:
+        return operations_for(Device.of(device), Formats(weights=weights))
+    except NoImplementation as error:
+        raise Refused("WeightsUnsupported", f"--weights {weights.lower()}: {error}") from error
 
 
 class _Report:

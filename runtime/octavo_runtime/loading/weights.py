@@ -26,11 +26,6 @@ class WeightReader:
     """Reads one rank's weights of one model in the format that was chosen for its experts."""
 
     def __init__(self, checkpoint: OpenCheckpoint, facts: ModelFacts, weights: WeightFormat, device: torch.device):
-        if weights not in {WeightFormat.BF16, WeightFormat.INT4}:
-            raise Refused(
-                "WeightsUnsupported",
-                f"--weights {weights.lower()}: this version of the bundled runtime loads experts as bf16 or int4",
-            )
         self._checkpoint = checkpoint
         self._weights = weights
         self._device = device
@@ -47,8 +42,16 @@ class WeightReader:
 
     def experts(self, name: ExpertName, *, count: int, hidden: int, intermediate: int) -> CanonicalExperts:
         """The routed experts of one layer in canonical layout on the device."""
-        build = self._int4 if self._weights is WeightFormat.INT4 else self._bf16
-        return build(name, count, hidden, intermediate)
+        match self._weights:
+            case WeightFormat.BF16:
+                return self._bf16(name, count, hidden, intermediate)
+            case WeightFormat.INT4:
+                return self._int4(name, count, hidden, intermediate)
+            case other:
+                raise Refused(
+                    "WeightsUnsupported",
+                    f"--weights {other.lower()}: this version of the bundled runtime loads experts as bf16 or int4",
+                )
 
     def _bf16(self, name: ExpertName, count: int, hidden: int, intermediate: int) -> Bf16Experts:
         gate_up = torch.empty((count, 2 * intermediate, hidden), dtype=torch.bfloat16, device=self._device)

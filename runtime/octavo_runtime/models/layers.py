@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from octavo_kernels.operations import PreparedExperts
 from octavo_kernels.registry import Operations
 from octavo_runtime.engine.batch import Batch
 from octavo_runtime.kv.cache import KvCache
@@ -43,6 +44,12 @@ class Attention:
     head_dim: int
     layer: int
     """Index of the layer, which is also that of its pages in the cache."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        norms = (self.head_norm.query, self.head_norm.key)
+        return sum(t.nbytes for t in (self.query, self.key, self.value, self.output, *norms))
 
     def apply(
         self, x: torch.Tensor, batch: Batch, cache: KvCache, rotation: Rotation, operations: Operations
@@ -95,10 +102,15 @@ class RoutedExperts:
 
     router: torch.Tensor
     """[E, hidden] BF16."""
-    experts: object
+    experts: PreparedExperts
     """What the expert kernel's `prepare` made of the canonical weights."""
     top_k: int
     renormalise: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        return self.router.nbytes + self.experts.nbytes
 
     def apply(self, x: torch.Tensor, operations: Operations) -> torch.Tensor:
         """Route and compute: x [T, hidden] float32, normalised; same shape back."""

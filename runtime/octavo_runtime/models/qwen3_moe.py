@@ -62,6 +62,11 @@ class Layer:
     experts_norm: torch.Tensor
     experts: RoutedExperts
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        return self.attention_norm.nbytes + self.attention.nbytes + self.experts_norm.nbytes + self.experts.nbytes
+
 
 @dataclass(frozen=True)
 class Qwen3Moe:
@@ -78,6 +83,12 @@ class Qwen3Moe:
     frequencies: torch.Tensor
     """[head_dim / 2] float32."""
     operations: Operations
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights in memory; a tied output head counts once."""
+        tensors = {id(tensor): tensor for tensor in (self.embedding, self.output_head, self.final_norm)}
+        return sum(tensor.nbytes for tensor in tensors.values()) + sum(layer.nbytes for layer in self.layers)
 
     def forward(self, batch: Batch, cache: KvCache) -> torch.Tensor:
         """See `models.base.Model.forward`."""
