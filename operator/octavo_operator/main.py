@@ -132,6 +132,8 @@ async def operate(options: Options, health: Health) -> None:
                 clusterwide=options.namespaces is None,
                 namespaces=options.namespaces or (),
                 standalone=True,
+                # Left to itself, kopf asks for the user's name, which a numeric user of a container does not have.
+                identity=socket.gethostname(),  # type: ignore[arg-type] # a NewType of str that kopf keeps private
             ),
             name="watches",
         )
