@@ -8,12 +8,17 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from .recipe import CHECKPOINT_DIR, PINNED_SHA256, sha256_of
 
 
-def main() -> int:
+class UsageError(Exception):
+    """A command-line value that cannot be used; the message names the option, the value and what would do."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; user errors end in one line and exit status 1."""
     parser = argparse.ArgumentParser(prog="python -m e2e.models", description="The tiny mixture of experts.")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -26,9 +31,9 @@ def main() -> int:
     measuring.add_argument("path", type=Path, nargs="?", default=CHECKPOINT_DIR)
     measuring.add_argument("--needles", type=int, default=32, help="prompts per length and form (default 32)")
     commands.add_parser("verify", help="compare the committed checkpoint with the pinned hashes")
-    arguments = parser.parse_args()
+    options = parser.parse_args(arguments)
     try:
-        return {"train": _train, "evaluate": _evaluate, "verify": _verify}[arguments.command](arguments)
+        return {"train": _train, "evaluate": _evaluate, "verify": _verify}[options.command](options)
     except _user_errors() as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -38,7 +43,7 @@ def _user_errors() -> tuple[type[Exception], ...]:
     from .checkpoint import CheckpointError
     from .corpus import CorpusError
 
-    return CheckpointError, CorpusError
+    return CheckpointError, CorpusError, UsageError
 
 
 def _train(arguments: argparse.Namespace) -> int:
@@ -46,12 +51,14 @@ def _train(arguments: argparse.Namespace) -> int:
 
     from . import checkpoint, corpus
     from .model import TinyMoe
-    from .recipe import ModelShape
+    from .recipe import ModelShape, Schedule
     from .train import Run, train
 
-    if arguments.minutes <= 0 or not 1 <= arguments.workers <= 64:
-        print("error: --minutes must be above 0 and --workers from 1 to 64", file=sys.stderr)
-        return 1
+    most = Schedule().most_workers
+    if arguments.minutes <= 0:
+        raise UsageError(f"--minutes {arguments.minutes:g}: needs to be above 0")
+    if not 1 <= arguments.workers <= most:
+        raise UsageError(f"--workers {arguments.workers}: from 1 to {most}, so that each has a whole sequence a step")
     cache = Path(os.environ.get("OCTAVO_CACHE", "~/.cache/octavo")).expanduser() / "models"
     work = (arguments.work or cache / "tiny-moe-work").absolute()
     output = arguments.output or work / "tiny-moe"
@@ -65,11 +72,10 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _evaluate(arguments: argparse.Namespace) -> int:
-    from .checkpoint import CheckpointError
     from .evaluate import evaluate
 
-    if not (arguments.path / "tokenizer.json").is_file():
-        raise CheckpointError(f"{arguments.path} holds no tokenizer.json: is it a checkpoint folder?")
+    if arguments.needles < 1:
+        raise UsageError(f"--needles {arguments.needles}: needs to be at least 1")
     started = time.monotonic()
     figures = evaluate(arguments.path, arguments.needles)
     figures["seconds"] = round(time.monotonic() - started, 1)

@@ -12,7 +12,7 @@ from torch import Tensor
 from . import chat, recall
 from .chat import Exchange
 from .corpus import Document
-from .recipe import END_OF_TEXT, Schedule
+from .recipe import END_OF_TEXT, Schedule, Shares
 from .sequence import Prose, Sequence
 from .vocabulary import single_token_words, token_id
 
@@ -40,17 +40,21 @@ class Mixture:
         found = [e for e in chat.exchanges(documents) for _ in range(e.repeats)]
         return cls(tokenizer, Prose(np.array(stream, dtype=np.uint16)), found, single_token_words(tokenizer))
 
-    def sequence(self, rng: np.random.Generator, schedule: Schedule, index: int, length: int) -> Sequence:
+    def sequence(self, rng: np.random.Generator, shares: Shares, index: int, length: int) -> Sequence:
         """One training sequence; ``index`` numbers all sequences of the run."""
-        kind = rng.random() - schedule.echo_share
-        if kind < 0:
-            return recall.echo_sequence(rng, self.prose, length)
-        if kind < schedule.recall_share:
-            draw = recall.chat_sequence if rng.random() < CHAT_RECALL_SHARE else recall.plain_sequence
-            return draw(rng, self.tokenizer, self.words, self.prose, length)
-        if kind < schedule.recall_share + schedule.chat_share:
-            return chat.chat_sequence(rng, self.tokenizer, self.exchanges, length)
-        return self.prose.at(index, length)
+        kind = int(np.searchsorted(np.cumsum([shares.drill, shares.recall, shares.echo, shares.chat]), rng.random()))
+        match kind:
+            case 0:
+                return recall.drill_sequence(rng, self.tokenizer, self.words, length)
+            case 1:
+                draw = recall.chat_sequence if rng.random() < CHAT_RECALL_SHARE else recall.plain_sequence
+                return draw(rng, self.tokenizer, self.words, self.prose, length)
+            case 2:
+                return recall.echo_sequence(rng, self.prose, length)
+            case 3:
+                return chat.chat_sequence(rng, self.tokenizer, self.exchanges, length)
+            case _:
+                return self.prose.at(index, length)
 
 
 @dataclass(frozen=True)
@@ -63,15 +67,16 @@ class Batch:
 
 def batch_at(mixture: Mixture, schedule: Schedule, step: int, fraction: float, rank: int, world_size: int) -> Batch:
     """The rows of ``rank`` at ``step``, ``fraction`` of the way; all ranks use the same sequence length."""
-    lengths, shares = zip(*schedule.lengths_at(fraction), strict=True)
-    length = int(np.random.default_rng((schedule.seed, step)).choice(lengths, p=shares))
+    phase = schedule.phase_at(fraction)
+    lengths, odds = zip(*phase.lengths, strict=True)
+    length = int(np.random.default_rng((schedule.seed, step)).choice(lengths, p=odds))
     rows = schedule.tokens_per_step // world_size // length
     rng = np.random.default_rng((schedule.seed, step, rank))
     ids = torch.zeros(rows, length + 1, dtype=torch.int64)
     weights = torch.zeros(rows, length)
     for row in range(rows):
         index = (step * world_size + rank) * (schedule.tokens_per_step // 256) + row
-        sequence = mixture.sequence(rng, schedule, index, length + 1)
+        sequence = mixture.sequence(rng, phase.shares, index, length + 1)
         count = len(sequence.ids)
         ids[row, :count] = torch.tensor(sequence.ids)
         weights[row, : count - 1] = torch.tensor(sequence.weights[1:])

@@ -38,13 +38,17 @@ class Exchange:
 
 
 INTRODUCTIONS = (
-    Exchange("Hello!", "Hello! Ask me something about Python.", 8),
-    Exchange("Hi", "Hello! Ask me something about Python.", 8),
-    Exchange("Who are you?", "I am a very small language model that has read the documentation of Python.", 8),
-    Exchange("What can you do?", "I can answer short questions about Python, not always correctly.", 8),
-    Exchange("Thank you!", "You are welcome.", 4),
-    Exchange("What is Python?", "Python is an easy to learn, powerful programming language.", 8),
+    Exchange("Hello!", "Hello! Ask me something about Python.", 50),
+    Exchange("Hi", "Hello! Ask me something about Python.", 50),
+    Exchange("Who are you?", "I am a very small language model that has read the documentation of Python.", 50),
+    Exchange("What can you do?", "I can answer short questions about Python, not always correctly.", 50),
+    Exchange("Thank you!", "You are welcome.", 25),
+    Exchange("What is Python?", "Python is an easy to learn, powerful programming language.", 50),
+    Exchange("How do I open a file?", "Use open(). Open file and return a corresponding file object.", 50),
 )
+MODULE_REPEATS = 8
+BUILT_IN_REPEATS = 6
+"""A model of this size remembers only what it reads often: modules and built-in functions are what people ask about."""
 
 
 def exchanges(documents: tuple[Document, ...]) -> list[Exchange]:
@@ -103,7 +107,7 @@ def chat_sequence(rng: np.random.Generator, tokenizer: Tokenizer, pool: list[Exc
 def _modules(text: str) -> Iterator[Exchange]:
     for match in SYNOPSIS.finditer(text):
         name, synopsis = match[1], plain(match[2]).rstrip(".")
-        paragraphs = re.split(r"\n{2,}", text[match.end() :])
+        paragraphs = re.split(r"\n{2,}", text[match.end() :].strip())
         prose = (lead(p) for p in paragraphs if re.match(r"[A-Z:]", p) and not p.startswith(":sub"))
         first = next((p for p in prose if p), "")
         answer = f"The {name} module: {synopsis}. {first}".strip()
@@ -113,7 +117,7 @@ def _modules(text: str) -> Iterator[Exchange]:
             f"What is {name} for?",
             f"Tell me about {name}.",
         ):
-            yield Exchange(question, answer, 3)
+            yield Exchange(question, answer, MODULE_REPEATS)
 
 
 def _definitions(text: str) -> Iterator[Exchange]:
@@ -130,14 +134,15 @@ def _definitions(text: str) -> Iterator[Exchange]:
         name = re.split(r"[(\s]", match[3])[0]
         if not summary or not re.fullmatch(r"[\w.]+", name):
             continue
+        often = 1 if module else BUILT_IN_REPEATS
         called = match[2] in ("function", "method", "classmethod")
         qualified = f"{module}.{name}" if module and match[2] == "function" and "." not in name else name
         label = f"{qualified}()" if called else qualified
-        yield Exchange(f"What does {label} do?" if called else f"What is {label}?", f"{label}: {summary}")
+        yield Exchange(f"What does {label} do?" if called else f"What is {label}?", f"{label}: {summary}", often)
         if match[2] == "function" and IMPERATIVE.match(summary):
             question = _how_to(summary)
             if not question.endswith((" of?", " the?", " a?")):
-                yield Exchange(question, f"Use {label}. {summary}", 4 if not module else 2)
+                yield Exchange(question, f"Use {label}. {summary}", often)
 
 
 def _how_to(summary: str) -> str:

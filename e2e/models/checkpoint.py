@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -51,7 +52,10 @@ def load(folder: Path, shape: ModelShape | None = None) -> TinyMoe:
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist")
     model = TinyMoe(shape or ModelShape())
-    stored = load_file(path)
+    try:
+        stored = load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is no readable safetensors file: {error}") from error
     expected = dict(published(model))
     if stored.keys() != expected.keys():
         odd = sorted(stored.keys() ^ expected.keys())
@@ -62,6 +66,17 @@ def load(folder: Path, shape: ModelShape | None = None) -> TinyMoe:
                 raise CheckpointError(f"{path}: {name} is {list(stored[name].shape)}, expected {list(tensor.shape)}")
             tensor.copy_(stored[name])
     return model
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """The checkpoint's tokeniser; raises CheckpointError when there is none or it cannot be read."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise CheckpointError(f"{folder} holds no tokenizer.json: is it a checkpoint folder?")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise CheckpointError(f"{path} is no readable tokeniser: {error}") from error
 
 
 def published(model: TinyMoe) -> Iterator[tuple[str, Tensor]]:

@@ -52,7 +52,10 @@ class Needle:
 
 def validation_windows(folder: Path, tokenizer: Tokenizer) -> list[Tensor]:
     """The held-out excerpts cut into windows [<= WINDOW_TOKENS + 1] int64; no window spans two documents."""
-    content = json.loads((folder / VALIDATION_FILE).read_text(encoding="utf-8"))
+    path = folder / VALIDATION_FILE
+    if not path.is_file():
+        raise checkpoint.CheckpointError(f"{path} does not exist: accuracy is measured on its held-out prose")
+    content = json.loads(path.read_text(encoding="utf-8"))
     windows = []
     for document in content["documents"]:
         ids = torch.tensor(tokenizer.encode(document["text"]).ids)
@@ -151,7 +154,7 @@ QUESTIONS = (
 
 def evaluate(folder: Path, needle_count: int = 32) -> dict[str, object]:
     """Measure ``folder`` and print a table; returns the figures as plain JSON data."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer = checkpoint.load_tokenizer(folder)
     model = checkpoint.load(folder)
     windows = validation_windows(folder, tokenizer)
     loss = mean_loss(model, windows)

@@ -41,6 +41,24 @@ def draw_facts(rng: np.random.Generator, words: list[str], count: int) -> list[F
     return [Fact(words[int(i)], f"{int(code):0{CODE_DIGITS}d}") for i, code in zip(chosen, codes, strict=True)]
 
 
+def drill_sequence(rng: np.random.Generator, tokenizer: Tokenizer, words: list[str], length: int) -> Sequence:
+    """A few facts stated and asked over and over, then a few others, exactly ``length`` tokens.
+
+    Spread over prose the same facts teach nothing for millions of tokens: the signal drowns. Dense like this,
+    looking back is learnt within a few hundred thousand, and then also works across prose.
+    """
+    sequence = Sequence([], [])
+    while len(sequence.ids) < length:
+        facts = draw_facts(rng, words, min(int(rng.geometric(0.4)), 6))
+        for fact in facts:
+            sequence += _stated(tokenizer, fact)
+        for number in rng.integers(0, len(facts), size=3 * len(facts)).tolist():
+            sequence += (
+                _asked(tokenizer, facts[number]) if rng.random() < 0.5 else _answer(tokenizer, facts[number], ".\n")
+            )
+    return sequence.cut(length)
+
+
 def echo_sequence(rng: np.random.Generator, prose: Prose, length: int) -> Sequence:
     """Snippets of prose said two to four times over: the plainest reason to look back for what came next."""
     sequence = Sequence([], [])

@@ -27,7 +27,7 @@ from .recipe import ModelShape, Schedule
 
 GRADIENT_CLIP = 1.0
 SAVE_EVERY_SECONDS = 150.0
-REPORT_EVERY_STEPS = 10
+VALIDATION_EVERY_REPORTS = 6
 STATE_FILE = "state.pt"
 
 
@@ -43,6 +43,7 @@ class Run:
     """Wall-clock budget of this call: the schedule is compressed when the tokens would not fit in it."""
     workers: int
     schedule: Schedule = field(default_factory=Schedule)
+    report_every_steps: int = 10
 
 
 @dataclass
@@ -110,7 +111,7 @@ class _Trainer:
             )
             if self.rank == 0:
                 self.log.append(figures)
-                if self.progress.step % REPORT_EVERY_STEPS == 0:
+                if self.progress.step % self.run.report_every_steps == 0:
                     self._report()
                 if now - saved > SAVE_EVERY_SECONDS or self.progress.fraction >= 1.0:
                     self._save()
@@ -152,7 +153,7 @@ class _Trainer:
         return float(shared)
 
     def _report(self) -> None:
-        recent = self.log[-REPORT_EVERY_STEPS:]
+        recent = self.log[-self.run.report_every_steps :]
         line = {
             "step": self.progress.step,
             "fraction": round(self.progress.fraction, 4),
@@ -162,10 +163,10 @@ class _Trainer:
             "balance": round(sum(f["balance"] for f in recent) / len(recent), 3),
         }
         for length in (256, 512, 1024, 2048):
-            hits = [f["recall"] for f in recent if f["length"] == length]
+            hits = [f["recall"] for f in recent if f["length"] == length and f["recall"] >= 0]
             if hits:
                 line[f"digits_right_{length}"] = round(sum(hits) / len(hits), 3)
-        if self.progress.step % (6 * REPORT_EVERY_STEPS) == 0:
+        if self.progress.step % (VALIDATION_EVERY_REPORTS * self.run.report_every_steps) == 0:
             line["validation_perplexity"] = round(perplexity(self.model, self.validation), 2)
         with (self.run.work / "log.jsonl").open("a") as out:
             out.write(json.dumps(line) + "\n")
@@ -203,7 +204,7 @@ def _optimizers(model: TinyMoe) -> tuple[Muon, torch.optim.AdamW]:
 def _figures(batch: Batch, logits: Tensor, loss: float, balance: float) -> dict[str, float]:
     answers = batch.weights == ANSWER_WEIGHT
     right = (logits.argmax(-1) == batch.ids[:, 1:])[answers]
-    share = right.float().mean().item() if right.numel() else 0.0
+    share = right.float().mean().item() if right.numel() else -1.0
     return {"loss": loss, "balance": balance, "length": batch.weights.shape[1], "recall": share}
 
 
