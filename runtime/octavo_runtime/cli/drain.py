@@ -75,9 +75,7 @@ def ask(port: int) -> Progress | None:
         body = json.loads(response.read(4096))
         return Progress(drained=bool(body["drained"]), in_flight=int(body["in_flight"]))
     except (ValueError, KeyError, TypeError) as error:
-        raise Refused(
-            "DrainUnanswered", f"port {port} is not an Octavo server: its answer is no drain state"
-        ) from error
+        raise Refused("DrainUnanswered", f"what listens on port {port} is no Octavo server") from error
     except (OSError, http.client.HTTPException):
         return None
     finally:

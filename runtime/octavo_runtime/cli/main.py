@@ -67,7 +67,7 @@ def _parse(arguments: list[str], chosen: str | None) -> argparse.Namespace:
     parser = _Parser(prog="octavo", description="Octavo's inference runtime.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".")
+        command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         if name == chosen:
             importlib.import_module(f"octavo_runtime.cli.{name}").add_arguments(command)
     return parser.parse_args(arguments)

@@ -118,9 +118,11 @@ def run(args: argparse.Namespace) -> int:
     log_format = LogFormat(args.log_format)
     configure_logs(log_format)
     facts = read_facts(args.model)
+    settings = engine_settings(args, facts)
+    settings.check()
     sock = bind(args.host, args.port)
-    program = EngineProgram(start=_start_engine, settings=_engine_settings(args, facts), log_format=log_format)
-    server = Server(_serve_settings(args, facts), program, codec_loader(args.model))
+    program = EngineProgram(_start_engine, settings, log_format)
+    server = Server(serve_settings(args, facts), program, codec_loader(args.model))
     logger("server").info("loading", extra={"model": str(args.model), "host": args.host, "port": args.port})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         ended = runner.run(server.run(sock))
@@ -165,7 +167,8 @@ def prepare_environment(environment: dict[str, str] | os._Environ[str]) -> None:
         environment["TMPDIR"] = str(directory)
 
 
-def _engine_settings(args: argparse.Namespace, facts: ModelFacts) -> EngineSettings:
+def engine_settings(args: argparse.Namespace, facts: ModelFacts) -> EngineSettings:
+    """The engine's part of the flags."""
     return EngineSettings(
         model=args.model,
         facts=facts,
@@ -183,7 +186,8 @@ def _engine_settings(args: argparse.Namespace, facts: ModelFacts) -> EngineSetti
     )
 
 
-def _serve_settings(args: argparse.Namespace, facts: ModelFacts) -> ServeSettings:
+def serve_settings(args: argparse.Namespace, facts: ModelFacts) -> ServeSettings:
+    """The HTTP side's part of the flags."""
     return ServeSettings(
         served_model=args.served_model_name or args.model.resolve().name,
         vocab_size=facts.vocab_size,

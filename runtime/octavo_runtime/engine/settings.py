@@ -7,7 +7,10 @@ from pathlib import Path
 
 from octavo_runtime.contract.facts import ModelFacts
 from octavo_runtime.contract.footprint import DEFAULT_PAGE_SIZE
+from octavo_runtime.contract.parallel import ParallelLayout, ParallelLayoutError
 from octavo_runtime.contract.precision import ComputeCapability, KvFormat, WeightFormat
+from octavo_runtime.contract.refused import Refused
+from octavo_runtime.contract.servable import check_servable
 from octavo_runtime.engine.integrity import IntegrityMode
 
 
@@ -30,3 +33,21 @@ class EngineSettings:
     expect_compute_capability: ComputeCapability | None = None
     expect_memory_mib: int | None = None
     integrity: IntegrityMode = IntegrityMode.ENFORCE
+
+    def layout(self) -> ParallelLayout:
+        """How the ranks divide the model; raises Refused."""
+        try:
+            return ParallelLayout.of(self.facts, self.tensor_parallel_size)
+        except ParallelLayoutError as error:
+            message = f"--tensor-parallel-size {self.tensor_parallel_size}: {error}"
+            raise Refused("LayoutUnsupported", message) from None
+
+    def check(self) -> None:
+        """Refuse what can be known to be wrong without a device and without torch."""
+        check_servable(self.facts)
+        self.layout()
+        limit = self.facts.max_position_embeddings
+        if self.max_model_len is not None and self.max_model_len > limit:
+            raise Refused(
+                "MaxModelLenTooLong", f"--max-model-len {self.max_model_len}: the model's positions end at {limit}"
+            )

@@ -10,7 +10,7 @@ import torch
 from octavo_kernels.device import Device
 from octavo_kernels.registry import Formats, Operations, operations_for
 from octavo_runtime.contract.footprint import bytes_for_tokens, weight_bytes
-from octavo_runtime.contract.parallel import ParallelLayout, ParallelLayoutError
+from octavo_runtime.contract.parallel import ParallelLayout
 from octavo_runtime.contract.precision import KvFormat, PrecisionChoice, PrecisionRequest, choose_precision
 from octavo_runtime.contract.refused import Refused
 from octavo_runtime.engine.batch_builder import BatchBuilder
@@ -42,7 +42,7 @@ def start_engine(settings: EngineSettings, report: Report) -> tuple[Engine, Star
     device = probe()
     report("device", f"{device.name}, {device.memory_bytes >> 20} MiB, {device.available_bytes >> 20} MiB free")
     check_expected(device, settings.expect_compute_capability, settings.expect_memory_mib)
-    layout = _layout(settings)
+    layout = settings.layout()
     request = PrecisionRequest(weights=settings.weights, kv=settings.kv_cache)
     precision = choose_precision(device.capability, settings.facts.format, request)
     report("precision", f"weights {precision.weights} ({precision.weights_reason})")
@@ -125,21 +125,22 @@ def warm(engine: Engine, settings: EngineSettings, max_model_len: int) -> None:
     raise Refused("WarmUpFailed", f"the warm-up request did not end within {WARM_STEPS_LIMIT} steps")
 
 
-def _layout(settings: EngineSettings) -> ParallelLayout:
-    try:
-        return ParallelLayout.of(settings.facts, settings.tensor_parallel_size)
-    except ParallelLayoutError as error:
-        raise Refused("LayoutUnsupported", f"--tensor-parallel-size {settings.tensor_parallel_size}: {error}") from None
-
-
 def _capacity(
     settings: EngineSettings, layout: ParallelLayout, precision: PrecisionChoice, device: DeviceFacts
 ) -> KvCapacity:
+    weights = weight_bytes(settings.facts, precision.weights, layout).total
+    spare = device.available_bytes - weights
     budget = settings.kv_cache_memory_bytes
+    if spare < (budget or 0):
+        pool = "" if budget is None else f" and the KV pool {budget} (--kv-cache-memory-bytes)"
+        raise Refused(
+            "NotEnoughMemory",
+            f"{precision.weights} weights take {weights} bytes{pool}, but {device.name} has {device.available_bytes} "
+            f"of {device.memory_bytes} bytes available",
+            retryable=True,
+        )
     if budget is None:
-        weights = weight_bytes(settings.facts, precision.weights, layout).total
-        spare = int((device.available_bytes - weights) * KV_SHARE_OF_AVAILABLE)
-        budget = min(spare, _most_useful_bytes(settings, layout, precision.kv))
+        budget = min(int(spare * KV_SHARE_OF_AVAILABLE), _most_useful_bytes(settings, layout, precision.kv))
     return kv_capacity(settings.facts, precision.kv, layout, budget, settings.page_size)
 
 
@@ -154,8 +155,6 @@ def _max_model_len(settings: EngineSettings, capacity: KvCapacity) -> int:
     asked, limit = settings.max_model_len, settings.facts.max_position_embeddings
     if asked is None:
         return min(limit, capacity.tokens)
-    if asked > limit:
-        raise Refused("MaxModelLenTooLong", f"--max-model-len {asked}: the model's positions end at {limit}")
     if asked > capacity.tokens:
         raise Refused(
             "KvPoolTooSmall",

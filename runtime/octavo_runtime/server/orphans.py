@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import Callable, Container
 
 INIT = 1
+INTERVAL_SECONDS = 5.0
+"""How long a zombie may stay. Looking costs a system call; uvloop keeps the signal that would tell us to itself."""
 
 
-def collect_orphans(loop: asyncio.AbstractEventLoop, own: Callable[[], Container[int | None]]) -> None:
-    """From now on, collect children that end and are not among `own()`; does nothing unless this is process 1.
+async def collect_orphans(own: Callable[[], Container[int | None]]) -> None:
+    """For ever, collect children that ended and are not among `own()`; returns at once unless this is process 1.
 
     Our own children are left to `multiprocessing`, which waits for them itself.
     """
-    if os.getpid() == INIT:
-        loop.add_signal_handler(signal.SIGCHLD, collect, own)
+    while os.getpid() == INIT:
+        collect(own)
+        await asyncio.sleep(INTERVAL_SECONDS)
 
 
 def collect(own: Callable[[], Container[int | None]]) -> int:

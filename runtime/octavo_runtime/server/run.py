@@ -86,13 +86,14 @@ class Server:
         app = build_app(lifecycle, Probes(lifecycle, metrics, lambda: self._sick(client)), api)
         http = _Uvicorn(_uvicorn_config(app))
         await client.start()
-        collect_orphans(loop, lambda: {client.pid})
         serving = asyncio.create_task(http.serve(sockets=[sock]), name="http")
+        orphans = asyncio.create_task(collect_orphans(lambda: {client.pid}), name="orphans")
         loading = asyncio.create_task(self._load(client, metrics, ready, lifecycle), name="loading")
         try:
             return await self._until_end(client, lifecycle, loading, serving, abort)
         finally:
             loading.cancel()
+            orphans.cancel()
             await self._close(client, lifecycle, http, serving)
 
     async def _load(

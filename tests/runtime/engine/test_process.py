@@ -25,6 +25,7 @@ from octavo_runtime.engine.messages import (
     Started,
     Stepped,
     Submit,
+    Token,
     encode,
     frame_length,
     from_engine,
@@ -95,7 +96,7 @@ def test_an_engine_answers_and_ends_when_told(peer: Peer) -> None:
     started = peer.receive_until(Started)
     assert isinstance(started, Started)
     peer.submit("r1", "echo abc")
-    tokens = []
+    tokens: list[Token] = []
     while not tokens or tokens[-1].finish is None:
         stepped = peer.receive()
         assert isinstance(stepped, Stepped)

@@ -31,19 +31,23 @@ class Clock:
 def test_a_drain_is_announced_and_then_new_requests_are_refused() -> None:
     clock = Clock()
     life = Lifecycle(clock, announce_seconds=5)
-    assert life.phase is Phase.LOADING
+    phases = [life.phase]
     life.loaded()
-    assert life.phase is Phase.SERVING
+    phases.append(life.phase)
     with life.request():
         life.begin_drain()
-        assert (life.phase, life.announce_left_seconds) == (Phase.ANNOUNCING, 5)
+        phases.append(life.phase)
+        assert life.announce_left_seconds == 5
         clock.now += 4
         life.begin_drain()
-        assert (life.phase, life.announce_left_seconds) == (Phase.ANNOUNCING, 1)
+        phases.append(life.phase)
+        assert life.announce_left_seconds == 1, "a second drain does not begin anew"
         clock.now += 1
-        assert life.phase is Phase.REFUSING
-        assert not life.drained
-    assert life.drained
+        phases.append(life.phase)
+        drained = [life.drained]
+    drained.append(life.drained)
+    assert drained == [False, True]
+    assert phases == [Phase.LOADING, Phase.SERVING, Phase.ANNOUNCING, Phase.ANNOUNCING, Phase.REFUSING]
 
 
 def test_a_drain_before_the_model_is_loaded_is_a_drain() -> None:
