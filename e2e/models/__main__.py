@@ -63,6 +63,7 @@ def _train(arguments: argparse.Namespace) -> int:
     work = (arguments.work or cache / "tiny-moe-work").absolute()
     output = arguments.output or work / "tiny-moe"
     sources = corpus.fetch(cache)
+    print(f"training for at most {arguments.minutes:g} minutes; an interrupted run goes on from {work}", flush=True)
     state_file = train(Run(sources, work, arguments.minutes, arguments.workers))
     model = TinyMoe(ModelShape())
     model.load_state_dict(torch.load(state_file, weights_only=True)["model"])
