@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo_operator.cluster.client import KubeClient
-from octavo_operator.cluster.errors import ApiError, Conflict, Throttled
+from octavo_operator.cluster.errors import ApiError, Conflict, NotFound, Throttled
 from octavo_operator.cluster.kinds import CHILDREN, MODEL_DEPLOYMENTS, NODES, Kind
 from octavo_operator.cluster.queue import WorkQueue, work
 from octavo_operator.cluster.store import Key, Store
@@ -72,6 +72,10 @@ async def find_scope(client: KubeClient, namespaces: Sequence[str] | None) -> Sc
     return Scope(tuple(namespaces) if namespaces else (None,), readable)
 
 
+class KindNotServed(Exception):
+    """The CRD was removed while we ran; kopf's watch of it ends for good, so the process starts over and waits."""
+
+
 class Controller:
     """Primes, works, lists again."""
 
@@ -103,12 +107,15 @@ class Controller:
                 self._feed.replace(kind, items, namespace, int(version) if version.isdecimal() else 0)
 
     async def run(self, workers: int) -> None:
-        """Work until cancelled; the caches are primed."""
-        async with asyncio.TaskGroup() as group:
-            for number in range(workers):
-                group.create_task(work(self._queue, self._handle), name=f"worker-{number}")
-            group.create_task(self._relist(), name="relist")
-            group.create_task(self._heartbeat(), name="heartbeat")
+        """Work until cancelled; the caches are primed. Raises KindNotServed."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number in range(workers):
+                    group.create_task(work(self._queue, self._handle), name=f"worker-{number}")
+                group.create_task(self._relist(), name="relist")
+                group.create_task(self._heartbeat(), name="heartbeat")
+        except* KindNotServed as gone:
+            raise gone.exceptions[0] from None
 
     async def _handle(self, key: Key) -> None:
         """Reconcile one key and make its next appointment; a failure of one key is no failure of the loop."""
@@ -144,6 +151,8 @@ class Controller:
             delay = self._jittered()
             try:
                 await self.prime()
+            except NotFound as error:
+                raise KindNotServed(error.message) from error
             except ApiError as error:
                 logger.warning("resync failed", extra={"error": str(error), "retry_seconds": round(delay)})
 

@@ -46,7 +46,7 @@ from octavo_operator.cluster.events import EventRecorder
 from octavo_operator.cluster.login import LoginError, find_credentials
 from octavo_operator.cluster.queue import LoopClock, WorkQueue
 from octavo_operator.cluster.store import Key, Store
-from octavo_operator.controller import Controller, find_scope, wait_for_api
+from octavo_operator.controller import Controller, KindNotServed, find_scope, wait_for_api
 from octavo_operator.feed import Feed
 from octavo_operator.logs import configure_logs
 from octavo_operator.probes import Health, serve_probes
@@ -199,6 +199,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         pass
     except LoginError as error:
         logger.error("no credential", extra={"problem": str(error)})  # noqa: TRY400 (no traceback for a user's mistake)
+        return 1
+    except KindNotServed:
+        logger.error("the CustomResourceDefinition of ModelDeployment was removed; starting over")  # noqa: TRY400
         return 1
     except Exception:
         logger.exception("the operator ends: a part of it failed")
