@@ -123,8 +123,8 @@ def show(kube: Kube, cluster: Cluster, found: Object) -> None:
         answer = chat(url, NAME, QUESTION)
     print(f"    {answer['choices'][0]['message']['content'].strip()}")
     usage = answer["usage"]
-    print(f"    ({usage['prompt_tokens']} prompt tokens, {usage['completion_tokens']} generated; a model of 4 million")
-    print("    parameters trained for minutes on Python's documentation: fluent in form, not in sense)")
+    print(f"    ({usage['prompt_tokens']} prompt tokens, {usage['completion_tokens']} generated; 4 million parameters,")
+    print("    trained for an hour on Python's documentation: it knows modules and little else)")
     heading("kubectl get mdep -o wide")
     print(kube.run("get", "mdep", "-n", NAMESPACE, "-o", "wide"), end="")
     heading("Why: status.plan")

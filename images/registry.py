@@ -75,6 +75,21 @@ class Registry:
             if response.status != http.client.NOT_FOUND:
                 self._expect(response, http.client.ACCEPTED)
 
+    def retag(self, image: Reference, tag: str) -> Reference:
+        """Give the same manifest another tag; the new reference.
+
+        Raises:
+            ImageError: there is no such image, or the registry refuses.
+        """
+        headers = {"Accept": f"{MANIFEST_TYPE}, {DOCKER_MANIFEST_TYPE}"}
+        with self._request("GET", f"/v2/{image.repository}/manifests/{image.tag}", headers) as response:
+            self._expect(response, http.client.OK)
+            kind, content = response.headers["Content-Type"], response.read()
+        path = f"/v2/{image.repository}/manifests/{tag}"
+        with self._request("PUT", path, {"Content-Type": kind}, content) as response:
+            self._expect(response, http.client.CREATED)
+        return Reference(image.host, image.repository, tag)
+
     def _has_blob(self, repository: str, digest: str) -> bool:
         with self._request("HEAD", f"/v2/{repository}/blobs/{digest}") as response:
             return response.status == http.client.OK
