@@ -18,6 +18,9 @@ from e2e.cluster.commands import run, succeeds
 from e2e.cluster.config import ClusterConfig, Node
 from e2e.cluster.errors import ClusterError
 
+NO_SERVICE_TABLE = 99
+"""A routing table inside the nodes' namespaces; the number means nothing."""
+
 
 @dataclass(frozen=True)
 class Route:
@@ -88,9 +91,23 @@ def _ensure_node(config: ClusterConfig, node: Node) -> None:
         "link set eth0 up",
         f"route replace default via {config.host_address}",
         *(f"route replace {other.pod_network} via {other.address}" for other in others),
+        f"route replace prohibit default table {NO_SERVICE_TABLE}",
     ]
     run([*enter(node), "ip", "-batch", "-"], stdin="\n".join(commands) + "\n")
-    run([*enter(node), "sysctl", "-q", "-w", "net.ipv4.ip_forward=1"])
+    _refuse_absent_services(config, node)
+    run([*enter(node), "sysctl", "-q", "-w", "net.ipv4.ip_forward=1", "net.ipv4.icmp_ratelimit=0"])
+
+
+def _refuse_absent_services(config: ClusterConfig, node: Node) -> None:
+    """Let a pod that asks a Service address nobody has hear a refusal, where it would wait for an answer: a name that
+    cannot be resolved then costs seconds instead of a minute.
+
+    It is a "prohibit" route, because of the answers a route can give only this one ends a UDP question (icmp.c).
+    Addresses of Services that exist are rewritten before routing and never come here.
+    """
+    rule = ["iif", "cni0", "to", str(config.service_network), "lookup", str(NO_SERVICE_TABLE)]
+    if not json.loads(run([*enter(node), "ip", "-json", "rule", "show", "table", str(NO_SERVICE_TABLE)]) or "[]"):
+        run([*enter(node), "ip", "rule", "add", *rule])
 
 
 def enter(node: Node) -> list[str]:

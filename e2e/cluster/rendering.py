@@ -62,6 +62,9 @@ def kubelet(config: ClusterConfig, node: Node, pki: Path) -> str:
             "podLogsDir": str(node.state_dir / "pod-logs"),
             "volumePluginDir": str(node.state_dir / "volume-plugins"),
             "resolvConf": "/etc/resolv.conf",
+            # Nothing answers there. It gives pods the resolv.conf of an ordinary cluster, and network.py sees to it
+            # that a question fails at once; with none at all every pod would carry a warning.
+            "clusterDNS": [str(config.service_network[10])],
             "clusterDomain": CLUSTER_DOMAIN,
             "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
             "imageGCHighThresholdPercent": 100,
@@ -116,6 +119,7 @@ def containerd(node: Node, pause_image: str, runc: Path) -> str:
     `restrict_oom_score_adj`: without CAP_SYS_RESOURCE (a container, some build machines) runc may not lower it and
     every pod would fail with "can't get final child's PID from pipe". Pod network namespaces lie below our own folder
     so that `down` finds them. Plug-ins that would write outside it (opt, NRI) are off.
+    Packed layers are dropped once unpacked: the registry has them, and they are gigabytes.
     """
     return f"""version = 3
 root = {_toml(node.store_dir / "containerd")}
@@ -139,6 +143,8 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.nri.v1.nri",
       BinaryName = {_toml(runc)}
       Root = {_toml(node.run_dir / "runc")}
 
+[plugins."io.containerd.cri.v1.images"]
+  discard_unpacked_layers = true
 [plugins."io.containerd.cri.v1.images".pinned_images]
   sandbox = {_toml(pause_image)}
 [plugins."io.containerd.cri.v1.images".registry]
