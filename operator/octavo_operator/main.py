@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import kopf
-from prometheus_client import start_http_server
+from prometheus_client import disable_created_metrics, start_http_server
 
 from octavo_operator.cluster.client import KubeClient
 from octavo_operator.cluster.errors import ApiError
@@ -183,6 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the operator; 0 after a signal, 1 when it cannot go on."""
     options = parse_options(argv)
     configure_logs(options.log_level, options.log_format)
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     health = Health()
     try:
         serve_probes(health, options.probes_port)

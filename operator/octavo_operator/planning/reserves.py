@@ -12,7 +12,9 @@ GIB = 2**30
 MIB = 2**20
 
 CPU_RUNTIME_BYTES = 1 * GIB
-"""Two Python processes, torch and its libraries, tokenizer and page tables of a CPU pod."""
+"""Two Python processes, torch and its libraries, tokenizer and page tables of a CPU pod. Measured at idle with torch
+2.15: 0.43 GB of anonymous memory, and up to 0.4 GB of libraries and checkpoint in the page cache, which can be dropped.
+"""
 
 GPU_CONTEXT_BYTES = int(1.5 * GIB)
 """CUDA context, cuBLAS and NCCL workspaces of one GPU."""

@@ -9,9 +9,9 @@ ANNOUNCED = (
     ConditionType.MODEL_INSPECTED,
     ConditionType.HARDWARE_RECOGNIZED,
     ConditionType.PLANNED,
-    ConditionType.WORKLOAD_AVAILABLE,
     ConditionType.READY,
 )
+"""WorkloadAvailable is left out: Ready says the same when the pods are what matters."""
 PROGRESS_REASONS = frozenset({"Starting", "Observing", "Inspecting", "Waiting"})
 """Steps on the way that nobody wants an event for."""
 
