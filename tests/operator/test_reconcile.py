@@ -67,6 +67,31 @@ async def test_a_new_source_is_inspected_planned_and_served() -> None:
     assert cluster.model["status"]["url"] == "http://tiny.team.svc"
 
 
+async def test_a_hub_model_is_served_at_the_commit_that_was_inspected() -> None:
+    cluster = Cluster()
+    cluster.submit(model={"source": "hf://octavo/tiny-moe"})
+    await cluster.settle()
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    cluster.finish_inspection(TINY.model_copy(update={"revision": commit}))
+    await cluster.settle()
+    assert cluster.model["status"]["model"]["revision"] == commit
+    (fetch,) = cluster.deployment["spec"]["template"]["spec"]["initContainers"]
+    assert fetch["args"] == ["fetch", f"hf://octavo/tiny-moe@{commit}", "/models/model"]
+
+
+async def test_a_claim_is_served_as_it_was_named() -> None:
+    cluster = Cluster()
+    cluster.submit(model={"source": "pvc://models/tiny"})
+    await cluster.settle()
+    cluster.finish_inspection()
+    await cluster.settle()
+    assert cluster.model["status"]["model"] == {
+        **cluster.model["status"]["model"],
+        "source": "pvc://models/tiny",
+        "revision": "sha256:1111",
+    }
+
+
 async def test_inline_facts_need_no_inspect_pod() -> None:
     cluster = await served()
     assert cluster.inspect_pods() == []

@@ -24,7 +24,8 @@ from octavo_runtime.contract.facts import ModelFacts
 from octavo_runtime.contract.refused import Refused
 from octavo_runtime.contract.servable import check_servable
 
-COMMIT = re.compile(r"[0-9a-f]{40}")
+COMMIT = re.compile(r"[0-9a-f]{7,64}")
+"""Revisions that a hub resolved; a hash of headers starts with its algorithm."""
 FORGET_SECONDS = 1.0
 """After facts were read from a pod and written to status, the next reconcile deletes the pod."""
 

@@ -16,7 +16,7 @@ from octavo_operator.resources.checkpoint import MODEL_DIRECTORY, hub_token, mou
 from octavo_operator.resources.ownership import Manifest, Owner
 
 CONTAINER = "inspect"
-DEADLINE_SECONDS = 600
+DEADLINE_SECONDS = 900
 """From the moment a node has taken the pod; covers a first pull of the runtime image."""
 PREFERENCE_WEIGHT = 50
 
