@@ -42,22 +42,37 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _dispatch(arguments: argparse.Namespace) -> int:
+    if external := configuration.external_kubeconfig(os.environ):
+        return _leave_alone(arguments.command, external)
     if arguments.command == "build":
         from e2e.cluster import build
 
         build.main()
         return 0
-    if external := configuration.external_kubeconfig(os.environ):
-        print(f"OCTAVO_KUBECONFIG is set: your cluster in {external} is used, nothing is started or removed")
-        return 0
-    from e2e.cluster.locks import exclusive
-
     if arguments.command in ("status", "env"):
         return _status() if arguments.command == "status" else _env()
+    from e2e.cluster.locks import exclusive
+
+    _require_root()
     config = configuration.current(getattr(arguments, "nodes", 1))
     lock = LOCKS / f"{config.name}-cluster.lock"
     with exclusive(lock, LOCK_TIMEOUT_SECONDS, lambda: print("waiting: another command works on the cluster")):
         return _up(config) if arguments.command == "up" else _down(config, arguments.purge)
+
+
+def _leave_alone(command: str, kubeconfig: Path) -> int:
+    if command == "env":
+        print(f"export KUBECONFIG={shlex.quote(str(kubeconfig))}")
+    else:
+        print(f"OCTAVO_KUBECONFIG is set: your cluster in {kubeconfig} is used; nothing is built, started or removed")
+    return 0
+
+
+def _require_root() -> None:
+    if os.geteuid() != 0:
+        raise ClusterError(
+            "network namespaces and containers need root: run as root, or name a cluster of yours in OCTAVO_KUBECONFIG"
+        )
 
 
 def _up(config: ClusterConfig) -> int:

@@ -5,6 +5,7 @@ folder and renamed into place, so an interrupted build leaves nothing that looks
 """
 
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -12,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TextIO
 
-from e2e.cluster.commands import SHOWN_BYTES, stream
+from e2e.cluster.commands import SHOWN_BYTES, run, stream
 from e2e.cluster.config import cache_dir as cache_dir_of
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.helm import fetch_helm
@@ -22,6 +23,8 @@ from e2e.cluster.progress import Durations, Progress, Step
 
 GO_BUILD_TIMEOUT_SECONDS = 3600.0
 """Kubernetes takes 10 minutes on two idle cores; six times that on a crowded machine."""
+OLDEST_GO_MINOR = 21
+"""From 1.21 on, Go fetches the newer toolchain that a go.mod asks for, or says in a line that it may not."""
 BUILD_NICENESS = 5
 """Other set-up steps, which the user waits for as well, go first."""
 
@@ -83,14 +86,16 @@ def find_go() -> Path:
     """The Go compiler.
 
     Raises:
-        ClusterError: none on PATH nor at its usual place.
+        ClusterError: none on PATH nor at its usual place, or one that cannot even fetch the one needed.
     """
     found = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin:/usr/lib/go/bin")
+    remedy = "unpack a release of Go 1.26.6 or newer into /usr/local/go, or set OCTAVO_KUBECONFIG to a cluster of yours"
     if not found:
-        raise ClusterError(
-            "Go is needed to build Kubernetes and is not on PATH: unpack a release of Go 1.26.6 or newer into "
-            "/usr/local/go, or install the package golang-go where it is that new"
-        )
+        raise ClusterError(f"Go is needed to build Kubernetes and is not on PATH: {remedy}")
+    version = run([found, "env", "GOVERSION"]).strip()
+    number = re.match(r"go1\.(\d+)", version)
+    if number is not None and int(number[1]) < OLDEST_GO_MINOR:
+        raise ClusterError(f"{found} is {version}, too old to build Kubernetes: {remedy}")
     return Path(found)
 
 

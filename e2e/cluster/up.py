@@ -4,7 +4,6 @@ Level-based: each step looks whether its thing is there and makes it if not. So 
 after a crash starts what died (and keeps the API server's data), and an `up` after an upgrade starts afresh.
 """
 
-import os
 import shutil
 import subprocess
 import time
@@ -49,7 +48,6 @@ def up(config: ClusterConfig, say: Callable[[str], None] = print) -> ClusterConf
     known = record.read(config.record)
     if known is not None:
         config = _merged(config, known)
-    _require_root()
     debian.ensure(debian.CLUSTER_PACKAGES, say)
     if missing(config.cache_dir):
         build_all(config.cache_dir)
@@ -82,13 +80,6 @@ def _merged(config: ClusterConfig, known: record.Record) -> ClusterConfig:
             "it with `make cluster-down`"
         )
     return replace(config, node_count=max(config.node_count, running.node_count))
-
-
-def _require_root() -> None:
-    if os.geteuid() != 0:
-        raise ClusterError(
-            "network namespaces and containers need root: run as root, or name a cluster of yours in OCTAVO_KUBECONFIG"
-        )
 
 
 def _programs(config: ClusterConfig, say: Callable[[str], None]) -> dict[str, Path]:

@@ -55,3 +55,14 @@ def test_without_go_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     with pytest.raises(ClusterError, match="Go is needed"):
         find_go()
+
+
+def test_a_go_that_cannot_fetch_the_one_needed_is_refused_with_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = tmp_path / "go"
+    old.write_text("#!/bin/sh\necho go1.19.8\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(ClusterError, match=r"go1\.19\.8, too old"):
+        find_go()
