@@ -66,7 +66,6 @@ def start_engine(settings: EngineSettings, report: Report) -> tuple[Engine, Star
     loaded = resident_bytes(device)
     cache = KvCache.allocate(settings.facts, layout, precision.kv, capacity.num_pages, settings.page_size, torch_device)
     cache.commit()
-    resident = resident_bytes(device)
     engine = build_engine(settings, model, cache, operations, max_model_len, torch_device)
     report("warm", "running a prompt and a token through every kernel")
     started_at = time.monotonic()
@@ -74,7 +73,7 @@ def start_engine(settings: EngineSettings, report: Report) -> tuple[Engine, Star
     report("warm", f"done in {time.monotonic() - started_at:.1f} s")
     memory = [
         MemoryLine("weights", weight_bytes(settings.facts, precision.weights, layout).total, loaded - before),
-        MemoryLine("kv", capacity.storage_bytes, resident - loaded),
+        MemoryLine("kv", capacity.storage_bytes, cache.storage_bytes),
     ]
     return engine, Started(
         weights=precision.weights,

@@ -39,15 +39,18 @@ class Probes:
     async def health(self, _request: Request) -> Response:
         """Liveness: 200 while the engine lives and steps, also while loading and draining."""
         sick = self.sick()
-        body = {"status": "ok" if sick is None else sick, "phase": self.lifecycle.phase.value}
+        body = self._body("ok" if sick is None else sick)
         return JSONResponse(body, HTTPStatus.OK if sick is None else HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def ready(self, _request: Request) -> Response:
         """Readiness: 200 once the model is loaded and until a drain begins."""
         sick, phase = self.sick(), self.lifecycle.phase
         ready = sick is None and phase is Phase.SERVING
-        body = {"status": "ready" if ready else sick or phase.value, "phase": phase.value}
+        body = self._body("ready" if ready else sick or phase.value)
         return JSONResponse(body, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def _body(self, status: str) -> dict[str, object]:
+        return {"status": status, "phase": self.lifecycle.phase.value, "in_flight": self.lifecycle.in_flight}
 
     async def exposition(self, _request: Request) -> Response:
         """Prometheus' text format."""

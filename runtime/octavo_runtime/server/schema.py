@@ -153,8 +153,10 @@ class CompletionBody(GenerationBody):
     @property
     def only_prompt(self) -> str | list[int]:
         """The prompt, out of its list when it came in one."""
+        if isinstance(self.prompt, str):
+            return self.prompt
         first = self.prompt[0]
-        return first if isinstance(self.prompt, list) and isinstance(first, str) else self.prompt  # type: ignore[return-value]
+        return first if isinstance(first, str) else [token for token in self.prompt if isinstance(token, int)]
 
 
 BodyT = TypeVar("BodyT", bound=GenerationBody)

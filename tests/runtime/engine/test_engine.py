@@ -104,7 +104,7 @@ Case = tuple[list[int], int, int]
 """(prompt, tokens of the answer, step of arrival)."""
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(
         st.tuples(st.lists(st.integers(1, 511), min_size=1, max_size=20), st.integers(1, 12), st.integers(0, 9)),

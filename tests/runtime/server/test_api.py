@@ -241,8 +241,8 @@ async def test_the_model_is_listed(server: Serving) -> None:
 
 
 async def test_probes_are_green(server: Serving) -> None:
-    assert (await server.http.get("/health")).json() == {"status": "ok", "phase": "serving"}
-    assert (await server.http.get("/ready")).json() == {"status": "ready", "phase": "serving"}
+    assert (await server.http.get("/health")).json() == {"status": "ok", "phase": "serving", "in_flight": 0}
+    assert (await server.http.get("/ready")).json() == {"status": "ready", "phase": "serving", "in_flight": 0}
 
 
 async def test_a_violation_before_the_first_token_is_a_500(server: Serving) -> None:

@@ -70,7 +70,7 @@ async def test_while_loading_the_api_says_so_and_liveness_holds() -> None:
         ready = await server.http.get("/ready")
         refused = await server.complete("x")
         assert (health.status_code, ready.status_code, refused.status_code) == (200, 503, 503)
-        assert ready.json() == {"status": "loading", "phase": "loading"}
+        assert ready.json() == {"status": "loading", "phase": "loading", "in_flight": 0}
         assert refused.json()["error"]["code"] == "loading"
         assert int(refused.headers["retry-after"]) >= 1
         os.kill(os.getpid(), signal.SIGTERM)
@@ -101,7 +101,11 @@ async def test_a_drain_waits_for_open_requests_and_refuses_new_ones() -> None:
         held = asyncio.create_task(server.complete(HOLD))
         await running(server, 1)
         freed = asyncio.create_task(server.http.send(slow_request(server)))
-        await running(server, 1)
+
+        async def both_in_flight() -> bool:
+            return (await server.http.get("/health")).json()["in_flight"] == 2  # type: ignore[no-any-return]
+
+        await until(both_in_flight)
         drain = (await server.http.post("/drain")).json()
         assert (drain["phase"], drain["in_flight"], drain["drained"]) == ("refusing", 2, False)
         os.kill(os.getpid(), signal.SIGTERM)
