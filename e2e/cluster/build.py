@@ -108,7 +108,10 @@ def go_command(program: GoProgram, go: Path, output: Path) -> list[str]:
 
 def _build_into(program: GoProgram, folder: Path, go: Path, step: Step) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{program.name}-", dir=folder.parent) as scratch:
+    prefix = f".{folder.name}-"
+    for abandoned in folder.parent.glob(f"{prefix}*"):  # by a build that was killed; the lock says that none runs
+        shutil.rmtree(abandoned)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent) as scratch:
         built = Path(scratch) / "out"
         built.mkdir()
         _run_go(go_command(program, go, built / program.name), GO_DIR / program.module, step)
