@@ -8,7 +8,6 @@ or ended with `kv_integrity_violation`; the pages that it held are set aside.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from octavo_kernels.formats.verdict import is_clean, reasons_of
@@ -46,13 +45,11 @@ class Engine:
         builder: BatchBuilder,
         executor: Executor,
         mode: IntegrityMode,
-        clock: Callable[[], float],
     ) -> None:
         self._scheduler = scheduler
         self._builder = builder
         self._executor = executor
         self._mode = mode
-        self._clock = clock
         self._requests: dict[str, EngineRequest] = {}
         self._arrivals = 0
         self._steps = 0
@@ -68,15 +65,10 @@ class Engine:
         """Whether there is nothing to do."""
         return self._scheduler.idle
 
-    @property
-    def open_requests(self) -> tuple[str, ...]:
-        """Ids of all requests that have not ended."""
-        return tuple(self._requests)
-
     def submit(self, message: Submit) -> None:
         """Take a request; its length was checked against the pool and the context by admission."""
         self._arrivals += 1
-        request = EngineRequest.of(message, self._arrivals, self._clock())
+        request = EngineRequest.of(message, self._arrivals)
         self._requests[request.id] = request
         self._scheduler.submit(request)
 

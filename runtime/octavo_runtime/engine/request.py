@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo_runtime.engine.messages import Sampling, Submit
@@ -20,8 +19,6 @@ class EngineRequest:
     id: str
     order: int
     """Arrival number: the lower, the older."""
-    arrived_at: float
-    """Monotonic seconds."""
     tokens: list[int]
     prompt_len: int
     max_tokens: int
@@ -36,12 +33,11 @@ class EngineRequest:
     """Whether an integrity violation has already made it start again once."""
 
     @classmethod
-    def of(cls, message: Submit, order: int, now: float) -> EngineRequest:
+    def of(cls, message: Submit, order: int) -> EngineRequest:
         """A request as it arrives."""
         return cls(
             id=message.request,
             order=order,
-            arrived_at=now,
             tokens=list(message.prompt),
             prompt_len=len(message.prompt),
             max_tokens=message.max_tokens,
@@ -55,16 +51,6 @@ class EngineRequest:
         return len(self.tokens) - self.computed
 
     @property
-    def generated(self) -> Sequence[int]:
-        """Tokens of the answer so far."""
-        return self.tokens[self.prompt_len :]
-
-    @property
     def num_generated(self) -> int:
         """Length of the answer so far."""
         return len(self.tokens) - self.prompt_len
-
-    @property
-    def total_limit(self) -> int:
-        """Tokens that it can come to have in the cache: the last generated one is never run."""
-        return self.prompt_len + self.max_tokens - 1

@@ -103,7 +103,7 @@ def build_engine(
     builder = BatchBuilder(settings.max_num_seqs, pool.pages_for(max_model_len), device)
     checks = settings.integrity is not IntegrityMode.OFF
     executor = Executor(settings.tensor_parallel_size, model, cache, operations, checks=checks)
-    return Engine(scheduler, builder, executor, settings.integrity, time.monotonic)
+    return Engine(scheduler, builder, executor, settings.integrity)
 
 
 def warm(engine: Engine, settings: EngineSettings, max_model_len: int) -> None:

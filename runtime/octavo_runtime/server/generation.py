@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from octavo_runtime.engine.detokenise import Detokeniser, StopStrings
+from octavo_runtime.engine.logs import logger
 from octavo_runtime.engine.messages import FinishReason, Sampling, Submit
 from octavo_runtime.server.admission import AdmissionLimits, FinishRate, Load, reject
 from octavo_runtime.server.engine_client import ENGINE_DEAD, EngineClient, RequestError
@@ -88,19 +89,28 @@ class Generation:
 
     async def pieces(self, submit: Submit, stops: Sequence[str], arrived: float) -> AsyncGenerator[Piece, None]:
         """The answer piece by piece; raises ApiError. Closing it early frees the request's pages at the next step."""
-        outcome = FinishReason.CANCELLED
+        outcome, generated = FinishReason.CANCELLED, 0
         self.metrics.prompt_tokens.inc(len(submit.prompt))
         try:
             async with aclosing(self._pieces(submit, stops, arrived)) as pieces:
                 async for piece in pieces:
-                    outcome = piece.finish or outcome
+                    outcome, generated = piece.finish or outcome, piece.tokens
                     yield piece
         except RequestError as error:
             outcome = FinishReason.ERROR
             raise _as_api_error(error) from error
         finally:
             self.metrics.finished.labels(reason=outcome.value).inc()
-            self.rate.finished(self.clock())
+            now = self.clock()
+            self.rate.finished(now)
+            fields = {
+                "request": submit.request,
+                "prompt_tokens": len(submit.prompt),
+                "generated_tokens": generated,
+                "finish": outcome.value,
+                "seconds": round(now - arrived, 3),
+            }
+            logger("server").info("request", extra=fields)
 
     async def _pieces(self, submit: Submit, stops: Sequence[str], arrived: float) -> AsyncGenerator[Piece, None]:
         detokeniser = Detokeniser(self.codec.decode, submit.prompt)

@@ -1,4 +1,4 @@
-"""An engine over the provenance model, a clock that tests move, and a place to plant faults."""
+"""An engine over the provenance model, and a place to plant faults."""
 
 from __future__ import annotations
 
@@ -92,4 +92,4 @@ def rig_of(
     builder = FaultyBuilder(seqs, pages, CPU)
     model = ProvenanceModel()
     executor = Executor(1, model, cache, operations, checks=mode is not IntegrityMode.OFF)
-    return Rig(Engine(scheduler, builder, executor, mode, clock=lambda: 0.0), scheduler, builder, cache, model)
+    return Rig(Engine(scheduler, builder, executor, mode), scheduler, builder, cache, model)

@@ -23,7 +23,7 @@ def scheduler_of(*, pages: int = 64, seqs: int = 4, tokens: int = 16) -> Schedul
 
 def arrive(scheduler: Scheduler, order: int, prompt: int, answer: int = 4) -> EngineRequest:
     message = Submit(f"r{order}", [1] * prompt, answer, GREEDY, [])
-    request = EngineRequest.of(message, order, now=float(order))
+    request = EngineRequest.of(message, order)
     scheduler.submit(request)
     return request
 
