@@ -250,6 +250,7 @@ async def test_a_refusal_that_will_not_go_away_is_not_tried_again_until_the_spec
     assert len(cluster.inspect_pods()) == 1
     assert cluster.condition(C.MODEL_INSPECTED)["reason"] == "ConfigMissing"
     assert "config.json" in cluster.condition(C.READY)["message"]
+    assert SOURCE in cluster.condition(C.READY)["message"], "the source that the user wrote, not only a path in a pod"
     cluster.submit(model={"source": "oci://registry.example/octavo/tiny-moe:better"})
     await cluster.settle()
     (pod,) = cluster.inspect_pods()

@@ -14,6 +14,7 @@ from octavo_operator.api.source import HubSource, ImageSource, Source, parse_sou
 from octavo_operator.api.spec import ModelDeploymentSpec
 from octavo_operator.api.status import ModelStatus
 from octavo_operator.inspection.decision import Failed, Found, Inspection, Running, Start, attempt_of, decide
+from octavo_operator.inspection.pods import Trouble
 from octavo_operator.reconcile.settings import Settings
 from octavo_operator.reconcile.world import JsonObject, World
 from octavo_operator.resources.frozen import FrozenPlan
@@ -71,10 +72,14 @@ def find_model(
         return _servable(_resolved(source, key, outcome), obsolete=others, requeue_seconds=FORGET_SECONDS)
     if isinstance(outcome, Start):
         manifest = build_inspect_pod(world.owner, spec, image, replan, outcome.attempt)
-        return ModelStep(_finding(Running(outcome.previous)), start=manifest, obsolete=(*others, *ours[:-1]))
+        return ModelStep(
+            _finding(Running(outcome.previous), spec.model.source), start=manifest, obsolete=(*others, *ours[:-1])
+        )
     # The attempt before the one that runs stays: it says why there had to be another.
     kept = 2 if isinstance(outcome, Running) else 1
-    return ModelStep(_finding(outcome), obsolete=(*others, *ours[:-kept]), requeue_seconds=_wait(outcome, world))
+    return ModelStep(
+        _finding(outcome, spec.model.source), obsolete=(*others, *ours[:-kept]), requeue_seconds=_wait(outcome, world)
+    )
 
 
 def _servable(model: ModelStatus, obsolete: tuple[JsonObject, ...], requeue_seconds: float | None = None) -> ModelStep:
@@ -123,16 +128,22 @@ def _model_status(source: Source, facts: ModelFacts, key: str) -> ModelStatus:
     return ModelStatus(source=str(source), revision=facts.revision, inspection=key, facts=facts)
 
 
-def _finding(outcome: Inspection) -> Finding:
+def _finding(outcome: Inspection, source: str) -> Finding:
     match outcome:
         case Running(trouble) if trouble is not None:
-            return no(trouble.reason, trouble.message)
+            return no(trouble.reason, _about(source, trouble))
         case Failed(trouble, None):
-            return no(trouble.reason, trouble.message)
+            return no(trouble.reason, _about(source, trouble))
         case Failed(trouble, retry_at) if retry_at is not None:
-            return no(trouble.reason, f"{trouble.message}; next attempt at {timestamp(retry_at)}")
+            return no(trouble.reason, f"{_about(source, trouble)}; next attempt at {timestamp(retry_at)}")
         case _:
             return unknown("Inspecting", "an inspect pod reads the checkpoint's config and tensor headers")
+
+
+def _about(source: str, trouble: Trouble) -> str:
+    """A pod speaks of paths inside itself; the user wrote a source."""
+    named = source in trouble.message or trouble.message.startswith("spec.")
+    return trouble.message if named else f"spec.model.source {source}: {trouble.message}"
 
 
 def _wait(outcome: Inspection, world: World) -> float | None:
