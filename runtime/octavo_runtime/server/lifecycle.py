@@ -26,9 +26,10 @@ class Phase(StrEnum):
 class Lifecycle:
     """Phases on an injected monotonic clock, and the count of requests in flight. Belongs to the event loop."""
 
-    def __init__(self, clock: Callable[[], float], announce_seconds: float) -> None:
+    def __init__(self, clock: Callable[[], float], announce_seconds: float, drain_seconds: float) -> None:
         self._clock = clock
         self._announce_seconds = announce_seconds
+        self._drain_seconds = drain_seconds
         self._loaded = False
         self._drain_began: float | None = None
         self._in_flight = 0
@@ -36,6 +37,8 @@ class Lifecycle:
         self._idle.set()
         self.stop_requested = asyncio.Event()
         """Set by a signal: end once drained. A drain alone, asked for over HTTP, does not end the process."""
+        self.abort_requested = asyncio.Event()
+        """Set by a second Ctrl-C: do not wait for open requests."""
 
     @property
     def phase(self) -> Phase:
@@ -50,6 +53,13 @@ class Lifecycle:
         if self._drain_began is None:
             return self._announce_seconds
         return max(0.0, self._drain_began + self._announce_seconds - self._clock())
+
+    @property
+    def drain_left_seconds(self) -> float:
+        """Seconds until open requests are aborted. They count from the drain's beginning: a preStop hook that began it
+        has used up its share when the signal comes."""
+        began = self._clock() if self._drain_began is None else self._drain_began
+        return max(0.0, began + self._announce_seconds + self._drain_seconds - self._clock())
 
     @property
     def in_flight(self) -> int:

@@ -75,10 +75,9 @@ class Server:
     async def run(self, sock: socket.socket) -> Failed | None:
         """Serve on `sock` until a signal's drain is over (None) or until the engine ends (why)."""
         loop = asyncio.get_running_loop()
-        lifecycle = Lifecycle(self.clock, self.settings.announce_seconds)
-        abort = asyncio.Event()
+        lifecycle = Lifecycle(self.clock, self.settings.announce_seconds, self.settings.drain_seconds)
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, _on_signal, number, lifecycle, abort)
+            loop.add_signal_handler(number, _on_signal, number, lifecycle)
         client = EngineClient(self.program, self.clock)
         metrics = ServerMetrics(self.settings.served_model, self.settings.max_num_seqs, _view(client))
         ready: asyncio.Future[Generation] = loop.create_future()
@@ -86,15 +85,19 @@ class Server:
         app = build_app(lifecycle, Probes(lifecycle, metrics, lambda: self._sick(client)), api)
         http = _Uvicorn(_uvicorn_config(app))
         await client.start()
-        serving = asyncio.create_task(http.serve(sockets=[sock]), name="http")
+        life = _Life(
+            client,
+            lifecycle,
+            http,
+            serving=asyncio.create_task(http.serve(sockets=[sock]), name="http"),
+            loading=asyncio.create_task(self._load(client, metrics, ready, lifecycle), name="loading"),
+        )
         orphans = asyncio.create_task(collect_orphans(lambda: {client.pid}), name="orphans")
-        loading = asyncio.create_task(self._load(client, metrics, ready, lifecycle), name="loading")
         try:
-            return await self._until_end(client, lifecycle, loading, serving, abort)
+            return await life.until_end()
         finally:
-            loading.cancel()
             orphans.cancel()
-            await self._close(client, lifecycle, http, serving)
+            await life.close()
 
     async def _load(
         self,
@@ -122,53 +125,6 @@ class Server:
         )
         lifecycle.loaded()
 
-    async def _until_end(
-        self,
-        client: EngineClient,
-        lifecycle: Lifecycle,
-        loading: asyncio.Task[None],
-        serving: asyncio.Task[None],
-        abort: asyncio.Event,
-    ) -> Failed | None:
-        """Wait for the engine's end, an error of ours, or a signal and the drain after it."""
-        drained = asyncio.create_task(self._drained(client, lifecycle, loading, abort), name="drain")
-        try:
-            await _any_of(client.ended, drained, loading, serving)
-            for task in (loading, serving):
-                if task.done() and not task.cancelled():
-                    task.result()
-            await _any_of(client.ended, drained, serving)
-            return client.ended.result() if client.ended.done() else None
-        finally:
-            drained.cancel()
-
-    async def _drained(
-        self, client: EngineClient, lifecycle: Lifecycle, loading: asyncio.Task[None], abort: asyncio.Event
-    ) -> None:
-        """Until a signal came and the drain that it began (or found going on) is over."""
-        log = logger("server")
-        await lifecycle.stop_requested.wait()
-        if not loading.done():
-            return
-        log.info("draining", extra={"in_flight": lifecycle.in_flight, "drain_seconds": self.settings.drain_seconds})
-        await _first(abort.wait(), asyncio.sleep(lifecycle.announce_left_seconds))
-        lifecycle.end_announce()
-        await _first(abort.wait(), lifecycle.wait_idle(), asyncio.sleep(self.settings.drain_seconds))
-        if lifecycle.in_flight:
-            log.warning("drain time is over", extra={"in_flight": lifecycle.in_flight})
-            message = "the server is stopping and this request did not end in time; send it again"
-            client.fail_open_requests(DRAIN_DEADLINE, message)
-            await _first(lifecycle.wait_idle(), asyncio.sleep(FLUSH_SECONDS))
-
-    async def _close(
-        self, client: EngineClient, lifecycle: Lifecycle, http: _Uvicorn, serving: asyncio.Task[None]
-    ) -> None:
-        await _first(lifecycle.wait_idle(), asyncio.sleep(FLUSH_SECONDS))
-        http.should_exit = True
-        await asyncio.wait({serving}, timeout=2 * FLUSH_SECONDS)
-        serving.cancel()
-        await client.stop()
-
     def _sick(self, client: EngineClient) -> str | None:
         if not client.alive:
             return "engine dead"
@@ -177,14 +133,64 @@ class Server:
         return None
 
 
+@dataclass(frozen=True)
+class _Life:
+    """The tasks of a running server, and what ends them."""
+
+    client: EngineClient
+    lifecycle: Lifecycle
+    http: _Uvicorn
+    serving: asyncio.Task[None]
+    loading: asyncio.Task[None]
+
+    async def until_end(self) -> Failed | None:
+        """Wait for the engine's end, an error of ours, or a signal and the drain after it."""
+        drained = asyncio.create_task(self._until_drained(), name="drain")
+        try:
+            await _any_of(self.client.ended, drained, self.loading, self.serving)
+            for task in (self.loading, self.serving):
+                if task.done() and not task.cancelled():
+                    task.result()
+            await _any_of(self.client.ended, drained, self.serving)
+            return self.client.ended.result() if self.client.ended.done() else None
+        finally:
+            drained.cancel()
+
+    async def _until_drained(self) -> None:
+        """Until a signal came and the drain that it began, or found going on, is over."""
+        life, log = self.lifecycle, logger("server")
+        await life.stop_requested.wait()
+        if not self.loading.done():
+            return
+        fields = {"in_flight": life.in_flight, "at_most_seconds": round(life.drain_left_seconds, 1)}
+        log.info("draining", extra=fields)
+        await _first(life.abort_requested.wait(), asyncio.sleep(life.announce_left_seconds))
+        life.end_announce()
+        await _first(life.abort_requested.wait(), life.wait_idle(), asyncio.sleep(life.drain_left_seconds))
+        if life.in_flight:
+            log.warning("drain time is over", extra={"in_flight": life.in_flight})
+            message = "the server is stopping and this request did not end in time; send it again"
+            self.client.fail_open_requests(DRAIN_DEADLINE, message)
+            await _first(life.wait_idle(), asyncio.sleep(FLUSH_SECONDS))
+
+    async def close(self) -> None:
+        """Let the last answers out, then end both sides."""
+        self.loading.cancel()
+        await _first(self.lifecycle.wait_idle(), asyncio.sleep(FLUSH_SECONDS))
+        self.http.should_exit = True
+        await asyncio.wait({self.serving}, timeout=2 * FLUSH_SECONDS)
+        self.serving.cancel()
+        await self.client.stop()
+
+
 def _body_limit_bytes(max_model_len: int) -> int:
     return max(1 << 20, 64 * max_model_len)
 
 
-def _on_signal(number: signal.Signals, lifecycle: Lifecycle, abort: asyncio.Event) -> None:
+def _on_signal(number: signal.Signals, lifecycle: Lifecycle) -> None:
     """SIGTERM and the first Ctrl-C drain; Ctrl-C skips the announcement, and a second one aborts open requests."""
     if lifecycle.stop_requested.is_set() and number is signal.SIGINT:
-        abort.set()
+        lifecycle.abort_requested.set()
     if number is signal.SIGINT:
         lifecycle.end_announce()
     lifecycle.begin_drain()
