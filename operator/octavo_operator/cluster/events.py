@@ -21,6 +21,8 @@ from octavo_operator.cluster.kinds import EVENTS
 NOTE_LIMIT = 1024
 REPEAT_SECONDS = 600.0
 REMEMBERED = 4096
+TERMINATING = "is being terminated"
+"""The API server's words about a namespace that is going: its events go too, and nobody misses them."""
 CONTROLLER = f"{labels.GROUP}/operator"
 
 logger = logging.getLogger(__name__)
@@ -64,7 +66,8 @@ class EventRecorder:
         try:
             await self._api.create(EVENTS, self._event(regarding, announcement, same))
         except ApiError as error:
-            logger.warning("event lost", extra={"model": metadata["name"], "error": str(error)})
+            level = logging.DEBUG if TERMINATING in error.message else logging.WARNING
+            logger.log(level, "event lost", extra={"model": metadata["name"], "error": str(error)})
 
     def _remember(self, same: str, now: float) -> None:
         self._written.pop(same, None)
