@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -135,3 +137,31 @@ def test_answers_are_independent_of_batching_chunking_and_preemption(
 def test_more_than_one_rank_is_refused_with_the_reason() -> None:
     with pytest.raises(Refused, match="--tensor-parallel-size 2: this version runs one rank"):
         Executor(2, ProvenanceModel(), cache_of(2, 4), OPERATIONS, checks=True)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_arrivals_and_cancels_at_twice_the_capacity_leak_nothing(seed: int) -> None:
+    chance = random.Random(seed)
+    rig = rig_of(pages=24, seqs=6, tokens_per_step=20)
+    prompts: dict[str, tuple[list[int], int]] = {}
+    cancelled: set[str] = set()
+    for step in range(250):
+        while len(rig.scheduler.waiting) < 6 and chance.random() < 0.7:
+            name = f"r{len(prompts)}"
+            prompts[name] = ([chance.randrange(1, 512) for _ in range(chance.randint(1, 40))], chance.randint(1, 20))
+            rig.submit(name, *prompts[name])
+        if chance.random() < 0.2:
+            name = chance.choice(list(prompts))
+            cancelled.add(name)
+            rig.engine.cancel(name)
+        if step % 50 == 0:
+            rig.engine.audit()
+        rig.step()
+    rig.run()
+    assert not rig.violations
+    assert rig.engine.stats().preemptions > 0
+    assert rig.engine.stats().kv_pages_free == 24
+    for name, (prompt, answer) in prompts.items():
+        expected = expected_answer(prompt, answer)
+        given = rig.tokens.get(name, [])
+        assert given == (expected[: len(given)] if name in cancelled else expected)
