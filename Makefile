@@ -6,7 +6,7 @@ NODES ?= 1
 export OCTAVO_CACHE ?= $(HOME)/.cache/octavo
 
 .DEFAULT_GOAL := help
-.PHONY: help install check lint types imports unit test e2e demo cluster-up cluster-down cluster-status images bench crds
+.PHONY: help install check lint types imports unit slow test e2e demo cluster-up cluster-down cluster-status images bench crds
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  \033[1m%-16s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,12 +32,17 @@ imports: install
 	@.venv/bin/lint-imports --no-logo
 
 unit: install
-	@OMP_NUM_THREADS=1 .venv/bin/pytest -q -n 2 tests
+	@OMP_NUM_THREADS=1 .venv/bin/pytest -q -n 2 -m 'not slow and not gpu' tests
+
+slow: install ## The unit tests that make check leaves out: equality with transformers, training, big fuzz
+	@OMP_NUM_THREADS=1 .venv/bin/pytest -q -n 2 -m slow tests
 
 test: ## Everything that needs no GPU, the end-to-end path on a real cluster included
 	@$(MAKE) -s .build-in-background
 	@$(MAKE) -s check
+	@$(MAKE) -s slow
 	@$(MAKE) -s e2e
+	@echo "GPU tests: none were run; this machine's make test never needs one"
 
 e2e: install ## End-to-end tests on a real cluster (built from packages the first time)
 	@.venv/bin/pytest -q -m cluster -o faulthandler_timeout=1200 -o timeout=1200 e2e

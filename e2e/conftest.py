@@ -6,7 +6,6 @@ The cluster is taken down at the end only when these tests brought it up.
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import subprocess
 import sys
@@ -99,18 +98,32 @@ def bad_model(installed: Installation, tmp_path: Path) -> Callable[[str], str]:
         if defect == "empty":
             folder.mkdir()
             (folder / "notes.txt").write_text("nothing here\n")
-        else:
+        elif defect == "dense":
+            save_dense_model(folder)
+        elif defect == "corrupt":
             shutil.copytree(CHECKPOINT, folder)
-        if defect == "dense":
-            config = json.loads((folder / "config.json").read_text())
-            config.update(architectures=["LlamaForCausalLM"], model_type="llama")
-            (folder / "config.json").write_text(json.dumps(config))
-        if defect == "corrupt":
             weights = folder / "model.safetensors"
             weights.write_bytes(weights.read_bytes()[:100_000])
+        else:
+            raise ValueError(f"no such defect: {defect}")
         return "oci://" + pack_model(folder, f"{installed.registry}/octavo/bad-{defect}:test", {})
 
     return make
+
+
+def save_dense_model(folder: Path) -> None:
+    """A small Llama as transformers writes it: nothing is wrong with it but that it has no experts."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
 
 
 @pytest.fixture

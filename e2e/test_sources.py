@@ -19,7 +19,7 @@ def test_a_model_on_a_persistent_volume_is_served(
 ) -> None:
     namespace = fresh_namespace()
     claim = volume_with(namespace, installed.checkpoint)
-    installed.kube.apply(tiny_moe(f"pvc://{claim}/checkpoint"), namespace)
+    installed.kube.apply(tiny_moe(f"pvc://{claim}/{installed.checkpoint.name}"), namespace)
     wait_ready(installed, namespace)
     assert ask(installed, namespace)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from octavo_operator.api.hardware import CpuFacts, Hardware
 from octavo_runtime.contract.facts import ModelFacts
 from octavo_runtime.contract.footprint import BITS_PER_BYTE, expert_bits
+from octavo_runtime.contract.launch import MAX_NUM_BATCHED_TOKENS
 from octavo_runtime.contract.parallel import ParallelLayout
 from octavo_runtime.contract.precision import WeightFormat
 
@@ -21,10 +22,6 @@ GPU_CONTEXT_BYTES = int(1.5 * GIB)
 
 GPU_FRAGMENTATION_SHARE = 0.02
 """Share of a GPU's memory that the allocator loses to fragmentation and that drivers keep."""
-
-BATCH_TOKENS = 512
-"""Tokens of the largest forward step, the default of `octavo serve --max-num-batched-tokens`; longer prompts are
-computed in chunks of this size."""
 
 ACTIVATION_COPIES = 12
 """Hidden-size tensors alive at once in a decoder layer: residual, norms, Q, K, V, attention output, router, sums."""
@@ -48,7 +45,7 @@ def activation_bytes(
 ) -> int:
     """The larger of what a forward step needs on one rank and what loading needs before the first step."""
     element = 4 if isinstance(hardware, CpuFacts) else 2
-    hidden = BATCH_TOKENS * facts.hidden_size * ACTIVATION_COPIES * element
+    hidden = MAX_NUM_BATCHED_TOKENS * facts.hidden_size * ACTIVATION_COPIES * element
     logits = 2 * sequences * layout.vocab_per_rank * 4
     step = hidden + _expert_activations(facts, element) + logits + _dequantisation(facts, weights, layout)
     return max(step, _loading(facts, weights, layout))
@@ -59,7 +56,7 @@ def _expert_activations(facts: ModelFacts, element: int) -> int:
     if facts.experts is None:
         return 0
     width = 2 * facts.experts.intermediate_size + facts.hidden_size
-    return BATCH_TOKENS * facts.experts.per_token * width * element
+    return MAX_NUM_BATCHED_TOKENS * facts.experts.per_token * width * element
 
 
 def _layer_expert_parameters(facts: ModelFacts, layout: ParallelLayout) -> int:

@@ -20,6 +20,7 @@ from octavo_runtime.cli.main import leave_last_word
 from octavo_runtime.contract.container import DRAIN_ANNOUNCE_SECONDS, HTTP_PORT
 from octavo_runtime.contract.facts import ModelFacts
 from octavo_runtime.contract.footprint import DEFAULT_PAGE_SIZE
+from octavo_runtime.contract.launch import MAX_NUM_BATCHED_TOKENS
 from octavo_runtime.contract.precision import ComputeCapability, KvFormat, WeightFormat
 from octavo_runtime.contract.refused import Refused
 from octavo_runtime.contract.termination import ExitCode, report_of
@@ -52,7 +53,11 @@ def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--max-model-len", type=_positive, metavar="TOKENS", help="prompt and answer of one request")
     group.add_argument("--max-num-seqs", type=_positive, default=32, metavar="N", help="requests that run at once (32)")
     group.add_argument(
-        "--max-num-batched-tokens", type=_positive, default=512, metavar="TOKENS", help="new tokens per step (512)"
+        "--max-num-batched-tokens",
+        type=_positive,
+        default=MAX_NUM_BATCHED_TOKENS,
+        metavar="TOKENS",
+        help=f"new tokens per step ({MAX_NUM_BATCHED_TOKENS})",
     )
     group.add_argument(
         "--kv-cache-memory-bytes", type=_positive, metavar="BYTES", help="KV pool (default: from free memory)"
