@@ -53,9 +53,10 @@ def check_rows(
     needed = _needed_fill(context_lens, logical, page_size) > 0
     held = (page_ids != NULL_PAGE) | (tags != 0)
     before = context_lens - query_start.diff()
+    beyond_table = context_lens > block_table.shape[1] * page_size
     terms = mix_tensor(nonces[:, None], logical, page_ids, tags)
     checks = {
-        Finding.RANGE: ((held | needed) & ~in_pool(page_ids, page_tags.shape[0])).any(dim=1),
+        Finding.RANGE: ((held | needed) & ~in_pool(page_ids, page_tags.shape[0])).any(dim=1) | beyond_table,
         Finding.TAG: (held & (page_tags[pages] != tags)).any(dim=1),
         Finding.LOGICAL: (held & (page_logical[pages] != logical)).any(dim=1),
         Finding.FILL: (page_fill[pages] < _needed_fill(before, logical, page_size)).any(dim=1),

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
-
-POSITION_TILE = 32
-"""torch computes the last few elements of an array by another cosine than the rest; whole tiles have no such rest."""
 
 
 def inverse_frequencies(head_dim: int, theta: float, device: torch.device) -> torch.Tensor:
@@ -22,9 +18,8 @@ def inverse_frequencies(head_dim: int, theta: float, device: torch.device) -> to
 def angles(positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosine and sine per position: positions [T] int64, frequencies [D/2] float32, each result [T, D/2] float32."""
     require_dtype("positions", positions, torch.int64)
-    padded = F.pad(positions, (0, -positions.shape[0] % POSITION_TILE)).float()
-    phase = padded[:, None] * frequencies[None, :]
-    return phase.cos()[: positions.shape[0]], phase.sin()[: positions.shape[0]]
+    phase = positions.float()[:, None] * frequencies[None, :]
+    return phase.cos(), phase.sin()
 
 
 def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:

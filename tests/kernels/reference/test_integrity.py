@@ -157,6 +157,10 @@ def last_pair_lost(step: Scenario) -> None:
     step.block_table[0, 2] = 0
 
 
+def context_longer_than_the_table(step: Scenario) -> None:
+    step.context_lens[0] = step.block_table.shape[1] * step.page_size + 1
+
+
 def additional_pair(step: Scenario) -> None:
     step.block_table[0, 3] = step.block_table[1, 2]
 
@@ -190,6 +194,7 @@ FAULTS: dict[Callable[[Scenario], None], Finding] = {
     negative_page: Finding.RANGE | Finding.BINDING,
     null_page: Finding.RANGE | Finding.BINDING,
     last_pair_lost: Finding.RANGE | Finding.BINDING,
+    context_longer_than_the_table: Finding.RANGE,
     additional_pair: Finding.LOGICAL | Finding.BINDING,
     prior_tokens_not_written: Finding.FILL,
     another_requests_nonce: Finding.BINDING | Finding.WRITER,

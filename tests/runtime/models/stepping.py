@@ -67,6 +67,13 @@ class Stepper:
         self.sequences += 1
         return Sequence(nonce=self.sequences)
 
+    def stored(self, sequence: Sequence) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Per layer, the request's keys and values as its pages hold them: [tokens, kv_heads, head_dim] float32."""
+        return [
+            (_rows(layer.k, sequence) * layer.k_scale, _rows(layer.v, sequence) * layer.v_scale)
+            for layer in self.cache.layers
+        ]
+
     @torch.inference_mode()
     def step(self, rows: Mapping[int, tuple[Sequence, list[int]]], *, every: bool = False) -> dict[int, torch.Tensor]:
         """Run new tokens of several requests; logits of each row's last token [V], or of `every` one [n, V]."""
@@ -136,3 +143,7 @@ class Stepper:
             records.writer[page], records.fill[page] = sequence.nonce, 0
             sequence.pages.append(page)
             sequence.binding = add(sequence.binding, mix(sequence.nonce, logical, page, LIVE_TAG))
+
+
+def _rows(pages: torch.Tensor, sequence: Sequence) -> torch.Tensor:
+    return torch.cat([pages[page].float() for page in sequence.pages])[: sequence.cached]

@@ -1,9 +1,9 @@
 """The runtime's answers are those of Hugging Face transformers on the same checkpoint.
 
 "Equal" as DESIGN.md section 7 defines it: both sides compute in float32 from the BF16 weights, with keys and values
-rounded to the type that the cache stores; the text is fixed and each side says what it would write next. The choices
-must be the same wherever the reference's best token leads its second by more than twice the largest difference of any
-logit, and at most 1 % of the places may be closer than that.
+rounded to the type that the cache stores (to the same side where it is a tie: see `transformers_reference`); the text
+is fixed and each side says what it would write next. The choices must be the same wherever the reference's best token
+leads its second by more than twice the largest difference of any logit, and at most 1 % of the places may be closer.
 
 The text is what the runtime itself writes, so where every choice is equal, transformers would have written it as well.
 """
@@ -24,7 +24,7 @@ from octavo_kernels.formats.experts import Bf16Experts
 from octavo_runtime.contract.precision import KvFormat, WeightFormat
 from octavo_runtime.models.qwen3_moe import Qwen3Moe
 from tests.runtime.models.stepping import Stepper
-from tests.runtime.models.transformers_reference import TransformersReference
+from tests.runtime.models.transformers_reference import StoredKv, TransformersReference
 
 TINY_MOE = Path(__file__).parents[3] / "e2e" / "models" / "tiny-moe"
 
@@ -32,14 +32,14 @@ PROMPTS = 20
 SHORTEST, LONGEST = 16, 200
 NEW_TOKENS = 64
 
-LARGEST_LOGIT_DIFFERENCE = {KvFormat.BF16: 0.008, KvFormat.FP8: 0.008}
-"""Measured here over 20 x 64 places (`pytest -s`, test below prints it): 0.0064 with BF16 pages, 0.0043 with FP8 pages.
-
-Nearly all of it comes from keys and values that lie so near the middle between two stored values that a difference in
-the seventh digit sends them to different ones; without such a place the logits differ by 1e-5. Another CPU meets other
-such places, hence the reserve."""
+LARGEST_LOGIT_DIFFERENCE = 1e-4
+"""Measured over 20 x 64 places (`pytest -s` prints it): 1.5e-5 with BF16 pages, 1.9e-5 with FP8 pages. The two sides
+add float32 numbers in different orders; another CPU has yet another order, hence the reserve."""
 
 EXCLUDED_AT_MOST = 0.01
+
+TIES_AT_MOST = {KvFormat.BF16: 1e-3, KvFormat.FP8: 1e-4}
+"""Share of stored elements that may be rounded to the other side by the two; measured 1.8e-4 and 9e-6."""
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,6 @@ class Comparison:
 
     ours: torch.Tensor
     theirs: torch.Tensor
-    kv: KvFormat
 
     @property
     def largest_difference(self) -> float:
@@ -60,14 +59,14 @@ class Comparison:
     @property
     def problems(self) -> list[str]:
         """What speaks against equality; empty when nothing does."""
-        allowed = LARGEST_LOGIT_DIFFERENCE[self.kv]
+        allowed = LARGEST_LOGIT_DIFFERENCE
         best = self.theirs.topk(2, dim=-1).values
         decided = best[:, 0] - best[:, 1] > 2 * allowed
         other_choice = decided & (self.ours.argmax(-1) != self.theirs.argmax(-1))
         excluded = float((~decided).double().mean())
         found = []
         if self.largest_difference > allowed:
-            found.append(f"a logit differs by {self.largest_difference:.4f}, allowed {allowed}")
+            found.append(f"a logit differs by {self.largest_difference:.2g}, allowed {allowed}")
         if other_choice.any():
             found.append(f"{int(other_choice.sum())} of {int(decided.sum())} choices differ")
         if excluded > EXCLUDED_AT_MOST:
@@ -93,6 +92,8 @@ class Written:
     continuations: list[list[int]]
     logits: list[torch.Tensor]
     """Per prompt [NEW_TOKENS, V]."""
+    stored: list[StoredKv]
+    """Per prompt, what the pages hold at the end."""
 
 
 def write_together(stepper: Stepper) -> Written:
@@ -105,7 +106,11 @@ def write_together(stepper: Stepper) -> Written:
         for i, answer in answers.items():
             logits[i].append(answer)
             feed[i] = [int(answer.argmax())]
-    return Written([[int(answer.argmax()) for answer in own] for own in logits], [torch.stack(own) for own in logits])
+    return Written(
+        continuations=[[int(answer.argmax()) for answer in own] for own in logits],
+        logits=[torch.stack(own) for own in logits],
+        stored=[stepper.stored(sequence) for sequence in sequences],
+    )
 
 
 def write_alone(stepper: Stepper, prompt: list[int], continuation: list[int]) -> torch.Tensor:
@@ -124,13 +129,17 @@ def read_whole(stepper: Stepper, written: Written) -> list[torch.Tensor]:
     return answers
 
 
-def reference_logits(kv: KvFormat, continuations: list[list[int]]) -> list[torch.Tensor]:
+def reference_logits(kv: KvFormat, written: Written) -> list[torch.Tensor]:
     """What transformers says at the same places."""
     reference = TransformersReference(TINY_MOE, kv)
-    return [
-        reference.logits(prompt + continuation[:-1])[len(prompt) - 1 :]
-        for prompt, continuation in zip(prompts(), continuations, strict=True)
+    texts = zip(prompts(), written.continuations, written.stored, strict=True)
+    logits = [
+        reference.logits(prompt + continuation[:-1], stored)[len(prompt) - 1 :]
+        for prompt, continuation, stored in texts
     ]
+    elements = sum(2 * keys.numel() for stored in written.stored for keys, _ in stored)
+    assert reference.ties < TIES_AT_MOST[kv] * elements
+    return logits
 
 
 @dataclass(frozen=True)
@@ -144,7 +153,7 @@ class Case:
 
     def compared_with(self, ours: list[torch.Tensor]) -> Comparison:
         """Logits of the runtime, per prompt, against the reference's."""
-        return Comparison(torch.cat(ours), torch.cat(self.theirs), self.kv)
+        return Comparison(torch.cat(ours), torch.cat(self.theirs))
 
 
 @pytest.fixture(scope="module", params=list(KvFormat))
@@ -153,7 +162,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     kv: KvFormat = request.param
     stepper = Stepper.load(TINY_MOE, WeightFormat.BF16, kv)
     written = write_together(stepper)
-    return Case(kv, stepper, written, reference_logits(kv, written.continuations))
+    return Case(kv, stepper, written, reference_logits(kv, written))
 
 
 def test_twenty_prompts_together_are_answered_as_transformers_would(case: Case) -> None:
@@ -167,7 +176,7 @@ def test_one_at_a_time_they_are_answered_as_transformers_would_and_with_the_same
     count = PROMPTS if case.kv is KvFormat.BF16 else 3
     alone = case.stepper.fresh()
     ours = [write_alone(alone, prompts()[i], case.written.continuations[i]) for i in range(count)]
-    assert Comparison(torch.cat(ours), torch.cat(case.theirs[:count]), case.kv).problems == []
+    assert Comparison(torch.cat(ours), torch.cat(case.theirs[:count])).problems == []
     assert all(torch.equal(ours[i], case.written.logits[i]) for i in range(count))
 
 
