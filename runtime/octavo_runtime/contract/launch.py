@@ -13,6 +13,10 @@ from octavo_runtime.contract.container import TERMINATION_LOG as TERMINATION_LOG
 from octavo_runtime.contract.footprint import DEFAULT_PAGE_SIZE
 from octavo_runtime.contract.precision import ComputeCapability, KvFormat, WeightFormat
 
+MAX_NUM_BATCHED_TOKENS = 512
+"""Tokens of the largest forward step, the default of `octavo serve --max-num-batched-tokens`. Longer prompts are
+computed in chunks of this size; the planner counts its activations."""
+
 
 @dataclass(frozen=True)
 class LaunchFlags:
