@@ -87,16 +87,22 @@ class Builder:
 
     def _ensure_built(self, engine: Engine, product: Product) -> Reference:
         """The image of the sources as they are, or as they have become while it was built."""
-        for _ in range(ATTEMPTS):
-            target = self.reference(product)
-            if engine.has(str(target)):
-                self._progress.skip(f"image {product.name}", f"already built as {target}")
-                return target
-            self._build(engine, product, str(target))
-            if self.reference(product) == target:
-                return target
-            engine.forget(str(target))
-            self._progress.say(f"  the sources of {product.name} changed while it was built: once more")
+        mixed: list[Reference] = []
+        try:
+            for _ in range(ATTEMPTS):
+                target = self.reference(product)
+                if engine.has(str(target)):
+                    self._progress.skip(f"image {product.name}", f"already built as {target}")
+                    return target
+                self._build(engine, product, str(target))
+                if self.reference(product) == target:
+                    return target
+                mixed.append(target)
+                self._progress.say(f"  the sources of {product.name} changed while it was built: once more")
+        finally:
+            # Only now: with the only image of its kind go its layers, which the next attempt starts from.
+            for target in mixed:
+                engine.forget(str(target))
         raise ImageError(f"the sources of the image {product.name} keep changing while it is built: try again later")
 
     def _ensure_pushed(self, engine: Engine, product: Product, target: Reference) -> None:
