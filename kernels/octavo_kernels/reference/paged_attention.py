@@ -26,6 +26,11 @@ KEY_TILE = 128
 SCRATCH_ELEMENTS = 1 << 22
 """Keys, or scores, that one step of the computation holds, in float32 elements (16 MiB); at least one row or tile."""
 
+FARTHEST = torch.finfo(torch.float32).max
+"""Taken off the scores of hidden keys."""
+LEAST_EXPONENT = -87.0
+"""exp of this is 1.6e-38, the smallest normal float32 and nothing beside the largest share, which is 1."""
+
 
 def paged_attention(
     query: torch.Tensor,
@@ -57,11 +62,11 @@ def paged_attention(
         tokens, heads, real = _query_places(query_start[rows], query_start[1:][rows], group, tiles)
         context = max(contexts[row] for row in rows)
         slots = _slots(block_table[rows, :, 0], context, num_pages=k_pages.shape[0], page_size=k_pages.shape[1])
-        unwritten = torch.arange(slots.shape[1], device=slots.device) >= context_lens[rows, None]
+        written = [contexts[row] for row in rows]
         attended = _attend(
             grouped[tokens, :, heads] * softmax_scale,
-            _gather(k_pages, slots, unwritten) * k_scale,
-            _gather(v_pages, slots, unwritten) * v_scale,
+            _gather(k_pages, slots, written).mul_(k_scale),
+            _gather(v_pages, slots, written).mul_(v_scale),
             positions[tokens],
         )
         out[tokens[real], :, heads[real]] = attended[real]
@@ -128,21 +133,23 @@ def _slots(page_ids: torch.Tensor, context: int, *, num_pages: int, page_size: i
     return clamp_pages(page_ids[:, held], num_pages) * page_size + positions % page_size
 
 
-def _gather(pages: torch.Tensor, slots: torch.Tensor, unwritten: torch.Tensor) -> torch.Tensor:
-    """Float32 rows [B, keys, kv_heads, D] of flat slots [B, keys]; zero where `unwritten`, whatever the slot holds."""
+def _gather(pages: torch.Tensor, slots: torch.Tensor, written: list[int]) -> torch.Tensor:
+    """Float32 rows [B, keys, kv_heads, D] of flat slots [B, keys]; zero from `written` on, whatever the slots hold."""
     flat = pages.flatten(0, 1)
     if pages.dtype == fp8.DTYPE:
         rows = fp8.decode(flat.view(torch.uint8)[slots].view(fp8.DTYPE))
     else:
         rows = flat[slots].float()
-    return rows.masked_fill_(unwritten[..., None, None], 0.0)
+    for row, count in zip(rows, written, strict=True):
+        row[count:] = 0
+    return rows
 
 
 def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """B rows: scaled query [B, S, kv_heads, D], keys and values [B, L, kv_heads, D], positions [B, S]; as query."""
     count, _, kv_heads, dim = query.shape
     query = query.view(count, -1, QUERY_TILE, kv_heads, dim).transpose(2, 3).contiguous()
-    keys = keys.view(count, -1, KEY_TILE, kv_heads, dim).permute(0, 3, 1, 4, 2).contiguous()
+    keys = keys.view(count, -1, KEY_TILE, kv_heads, dim).permute(0, 3, 1, 2, 4).contiguous()
     values = values.view(count, -1, KEY_TILE, kv_heads, dim).permute(0, 3, 1, 2, 4).contiguous()
     positions = positions.view(count, -1, 1, 1, QUERY_TILE, 1)
     out = torch.empty_like(query)
@@ -158,16 +165,24 @@ def _attend_tiles(
 ) -> torch.Tensor:
     """Softmax over all keys of query tiles.
 
-    query [B, n, kv_heads, QUERY_TILE, D]; keys [B, kv_heads, tiles, D, KEY_TILE]; values [B, kv_heads, tiles, KEY_TILE,
-    D]; positions [B, n, 1, 1, QUERY_TILE, 1]. Result as query.
+    query [B, n, kv_heads, QUERY_TILE, D]; keys and values [B, kv_heads, tiles, KEY_TILE, D]; positions
+    [B, n, 1, 1, QUERY_TILE, 1]. Result as query.
     """
+    count, n, kv_heads, _, dim = query.shape
     tiles = keys.shape[2]
-    hidden = torch.arange(tiles * KEY_TILE, device=query.device).view(tiles, 1, KEY_TILE) > positions
-    scores = torch.matmul(query[:, :, :, None], keys[:, None])
-    largest = scores.masked_fill(hidden, float("-inf")).amax(dim=(3, 5), keepdim=True)
-    # Hidden keys go through exp as zeros and are cleared after it: exp of minus infinity takes ten times as long.
-    shares = (scores - largest).masked_fill_(hidden, 0.0).exp_().masked_fill_(hidden, 0.0)
-    parts = torch.matmul(shares, values[:, None])
+    batch = (count, n, kv_heads, tiles)
+    key_positions = torch.arange(tiles * KEY_TILE, device=query.device).view(tiles, 1, KEY_TILE)
+    visible = (key_positions <= positions).float()
+    # Reshaping makes every product one of contiguous matrices, however many there are.
+    queries = query[:, :, :, None].expand(*batch, QUERY_TILE, dim).reshape(-1, QUERY_TILE, dim)
+    keys = keys[:, None].expand(*batch, KEY_TILE, dim).reshape(-1, KEY_TILE, dim)
+    values = values[:, None].expand(*batch, KEY_TILE, dim).reshape(-1, KEY_TILE, dim)
+    scores = torch.bmm(queries, keys.transpose(1, 2)).view(*batch, QUERY_TILE, KEY_TILE)
+    scores += (visible - 1.0) * FARTHEST
+    largest = scores.amax(dim=(3, 5), keepdim=True)
+    # exp is ten times slower where it underflows, so hidden keys are cut off and then multiplied by zero.
+    shares = (scores - largest).clamp_(min=LEAST_EXPONENT).exp_().mul_(visible)
+    parts = torch.bmm(shares.view(-1, QUERY_TILE, KEY_TILE), values).view(*batch, QUERY_TILE, dim)
     sums = shares.sum(dim=5, keepdim=True)
     part, total = parts[:, :, :, 0], sums[:, :, :, 0]
     for tile in range(1, tiles):
