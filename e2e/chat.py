@@ -63,4 +63,7 @@ def service_url(kube: Kube, service: str, namespace: str, *, direct: bool) -> It
         yield f"http://127.0.0.1:{port}"
     finally:
         forward.terminate()
-        forward.wait(timeout=10)
+        try:
+            forward.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            forward.kill()

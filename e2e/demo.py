@@ -42,6 +42,11 @@ def main() -> int:
     except subprocess.CalledProcessError as error:
         print(f"\nerror: {' '.join(map(str, error.cmd[1:4]))} failed; its own words are above", file=sys.stderr)
         return 1
+    except subprocess.TimeoutExpired as error:
+        print(
+            f"\nerror: {' '.join(map(str, error.cmd[1:4]))} did not end within {error.timeout:.0f} s", file=sys.stderr
+        )
+        return 1
     except KeyboardInterrupt:
         print("\ninterrupted; `make demo` continues where this stopped, `make cluster-down` removes what is there")
         return 130
