@@ -125,8 +125,8 @@ class Progress:
         self._started = time.monotonic()
 
     def say(self, text: str) -> None:
-        """A line that is no step."""
-        self._out.write(f"{text}\n")
+        """A line that is no step; on a terminal it takes the place of the moving line, which comes back below it."""
+        self._out.write(f"\r\x1b[2K{text}\n" if self._out.isatty() else f"{text}\n")
         self._out.flush()
 
     def skip(self, name: str, why: str) -> None:
