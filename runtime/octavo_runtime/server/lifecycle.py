@@ -32,6 +32,7 @@ class Lifecycle:
         self._drain_seconds = drain_seconds
         self._loaded = False
         self._drain_began: float | None = None
+        self._announce_ended = False
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -50,6 +51,8 @@ class Lifecycle:
     @property
     def announce_left_seconds(self) -> float:
         """Seconds until new requests are refused, once a drain has begun."""
+        if self._announce_ended:
+            return 0.0
         if self._drain_began is None:
             return self._announce_seconds
         return max(0.0, self._drain_began + self._announce_seconds - self._clock())
@@ -81,9 +84,9 @@ class Lifecycle:
             self._drain_began = self._clock()
 
     def end_announce(self) -> None:
-        """Refuse new requests from now on."""
+        """Refuse new requests from now on; open requests keep their time to end."""
         self.begin_drain()
-        self._announce_seconds = 0.0
+        self._announce_ended = True
 
     @contextmanager
     def request(self) -> Iterator[None]:

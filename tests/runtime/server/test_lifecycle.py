@@ -68,6 +68,25 @@ def test_the_drain_time_counts_from_the_drains_beginning() -> None:
     assert life.drain_left_seconds == 0
 
 
+def test_open_requests_keep_the_drain_time_when_the_announcement_ends() -> None:
+    clock = Clock()
+    life = Lifecycle(clock, announce_seconds=5, drain_seconds=60)
+    life.loaded()
+    life.begin_drain()
+    clock.now += 5
+    life.end_announce()
+    assert life.phase is Phase.REFUSING
+    assert life.drain_left_seconds == 60
+
+
+def test_an_announcement_cut_short_refuses_at_once_and_leaves_open_requests_their_time() -> None:
+    life = Lifecycle(Clock(), announce_seconds=5, drain_seconds=60)
+    life.loaded()
+    life.end_announce()
+    assert (life.phase, life.announce_left_seconds) == (Phase.REFUSING, 0)
+    assert life.drain_left_seconds == 65
+
+
 def test_a_drain_before_the_model_is_loaded_is_a_drain() -> None:
     life = Lifecycle(Clock(), announce_seconds=0, drain_seconds=60)
     life.begin_drain()
