@@ -5,7 +5,8 @@ Grammar: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
+import re
+from decimal import Decimal
 
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50, "Ei": 2**60}
 _DECIMAL = {
@@ -20,20 +21,28 @@ _DECIMAL = {
     "E": Decimal(10**18),
 }
 MIB = 2**20
+LARGEST = Decimal("1e21")
+"""Beyond every amount that Kubernetes itself can hold (2^63 - 1 units, 16 Ei); all arithmetic below it is quick."""
+MAX_CHARACTERS = 40
+"""Digits are bounded as well: more of them than this say nothing that a quantity could."""
+_QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([KMGTPE]i|[numkMGTPE])|[eE]([+-]?[0-9]{1,2}))?")
 
 
 def parse_quantity(value: int | str) -> Decimal:
-    """The number a quantity stands for; raises ValueError naming the text."""
+    """The number a quantity stands for; raises ValueError naming the text, also for one beyond `LARGEST`."""
     text = str(value).strip()
-    factor = Decimal(1)
-    if text[-2:] in _BINARY:
-        text, factor = text[:-2], Decimal(_BINARY[text[-2:]])
-    elif text[-1:] in _DECIMAL:
-        text, factor = text[:-1], _DECIMAL[text[-1:]]
-    try:
-        return Decimal(text) * factor
-    except InvalidOperation as error:
-        raise ValueError(f"{value!r} is no resource quantity such as 500m, 4 or 16Gi") from error
+    shown = repr(text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}...")
+    match = _QUANTITY.fullmatch(text) if len(text) <= MAX_CHARACTERS else None
+    if match is None:
+        raise ValueError(f"{shown} is no resource quantity such as 500m, 4 or 16Gi")
+    number, suffix, exponent = match.groups()
+    if suffix is not None:
+        amount = Decimal(number) * (_BINARY.get(suffix) or _DECIMAL[suffix])
+    else:
+        amount = Decimal(number).scaleb(int(exponent or 0))
+    if abs(amount) > LARGEST:
+        raise ValueError(f"{shown} is more than any machine has: use a quantity such as 500m, 4 or 16Gi")
+    return amount
 
 
 def mebibytes(num_bytes: int) -> str:

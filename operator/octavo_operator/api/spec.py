@@ -36,7 +36,8 @@ LabelKey = Annotated[str, Field(min_length=1, max_length=317)]
 LabelValue = Annotated[str, Field(max_length=63)]
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 Line = Annotated[str, Field(max_length=4096)]
-QUANTITY_PATTERN = r"^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$"
+QUANTITY_PATTERN = r"^[+-]?[0-9.]+([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]{1,2})?$"
+"""Two digits of exponent at most; `parse_quantity` bounds the amount itself."""
 Quantity = Annotated[
     int | str,
     WithJsonSchema(
