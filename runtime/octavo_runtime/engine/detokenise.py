@@ -10,6 +10,12 @@ REPLACEMENT = "\ufffd"
 CONTEXT_TOKENS = 6
 """Tokens of the prompt's end that are decoded along: whether a piece starts with a space may depend on them."""
 
+UNFINISHED_TOKENS = 3
+"""Tokens that an unfinished character may span: UTF-8 has at most 4 bytes, and a token has at least one."""
+
+MAX_PENDING_TOKENS = 8
+"""Tokens whose text may wait for its end. More wait only when bytes that are no UTF-8 offer nowhere to cut."""
+
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -18,7 +24,8 @@ class Detokeniser:
 
     The text of a token depends on its neighbours (a character may span tokens, some tokenizers drop a leading space),
     so a window is decoded twice, without and with the new tokens, and the difference is the new text. The window
-    starts where text last came out, so the work per token does not grow with the answer.
+    starts where text last came out, and text comes out at the latest after `MAX_PENDING_TOKENS`, so the work per token
+    does not grow with the answer, whatever bytes the model writes.
     """
 
     def __init__(self, decode: Decode, prompt: Sequence[int]) -> None:
@@ -39,11 +46,22 @@ class Detokeniser:
     def _take(self, *, final: bool) -> str:
         before = self._decode(self._window[: self._known])
         after = self._decode(self._window)
+        end = len(self._window)
         if after.endswith(REPLACEMENT) and not final:
+            end = self._safe_end(after)
+        if end == self._known:
             return ""
-        self._window = self._window[max(0, self._known - CONTEXT_TOKENS) :] if final else self._window[self._known :]
-        self._known = len(self._window)
-        return after[len(before) :]
+        text = after if end == len(self._window) else self._decode(self._window[:end])
+        self._window, self._known = self._window[self._known :], end - self._known
+        return text[len(before) :]
+
+    def _safe_end(self, after: str) -> int:
+        """Up to where a window that may end inside a character can come out: where its halves decode to the whole."""
+        size = len(self._window)
+        for end in range(size - UNFINISHED_TOKENS, self._known, -1):
+            if self._decode(self._window[:end]) + self._decode(self._window[end:]) == after:
+                return end
+        return size if size - self._known >= MAX_PENDING_TOKENS else self._known
 
 
 class StopStrings:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo_runtime.engine.detokenise import Detokeniser, StopStrings
+from octavo_runtime.engine.detokenise import MAX_PENDING_TOKENS, UNFINISHED_TOKENS, Detokeniser, StopStrings
 from tests.runtime.server.echo import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -21,6 +21,10 @@ def decode(tokens: Sequence[int]) -> str:
 def encode(text: str) -> list[int]:
     ids: list[int] = TOKENIZER.encode(text).ids
     return ids
+
+
+FIRST, SECOND, THIRD, LAST = encode("🙂")
+"""Tokens of one byte each; alone they are no UTF-8."""
 
 
 @given(st.text(), st.text())
@@ -43,7 +47,17 @@ def test_half_a_character_waits_for_its_other_half() -> None:
     assert [detokeniser.push(token) for token in encode("🙂!")] == ["", "", "", "🙂", "!"]
 
 
-def test_the_work_per_token_does_not_grow_with_the_answer() -> None:
+@pytest.mark.parametrize(
+    ("answer", "per_token"),
+    [
+        (encode("x" * 1000), 10),
+        (encode("\ufffd" * 300), 100),
+        ([FIRST] * 1000, 100),
+        ([FIRST, SECOND] * 500, 100),
+        ([FIRST, SECOND, THIRD] * 300, 100),
+    ],
+)
+def test_the_work_per_token_does_not_grow_with_the_answer(answer: list[int], per_token: int) -> None:
     decoded = 0
 
     def counting(tokens: Sequence[int]) -> str:
@@ -52,9 +66,31 @@ def test_the_work_per_token_does_not_grow_with_the_answer() -> None:
         return decode(tokens)
 
     detokeniser = Detokeniser(counting, encode("prompt"))
-    for token in encode("x" * 1000):
+    for token in answer:
         detokeniser.push(token)
-    assert decoded < 10 * 1000
+    assert decoded < per_token * len(answer)
+
+
+def test_bytes_that_never_become_text_come_out_while_the_answer_goes_on() -> None:
+    detokeniser = Detokeniser(decode, [])
+    text = "".join(detokeniser.push(LAST) for _ in range(100))
+    assert len(text) == 100 - UNFINISHED_TOKENS
+
+
+def test_a_character_after_broken_bytes_is_whole() -> None:
+    detokeniser = Detokeniser(decode, [])
+    broken = [LAST] * 20
+    pieces = [detokeniser.push(token) for token in [*broken, *encode("🙂!")]]
+    assert "".join(pieces) == "\ufffd" * 20 + "🙂!"
+
+
+def test_tokens_that_offer_nowhere_to_cut_come_out_at_the_limit() -> None:
+    def decode_pairs(tokens: Sequence[int]) -> str:
+        return b"".join((b"\xf0", b"\x9f\xf0")[token] for token in tokens).decode(errors="replace")
+
+    detokeniser = Detokeniser(decode_pairs, [])
+    pieces = [detokeniser.push(token) for token in [0] + [1] * 20]
+    assert max(len(piece) for piece in pieces) == MAX_PENDING_TOKENS
 
 
 def cut(text: str, stops: Sequence[str], sizes: Sequence[int]) -> tuple[str, bool]:
