@@ -3,7 +3,8 @@
     loading --ready--> serving --drain--> announcing --announce_seconds--> refusing (drained once nothing is in flight)
 
 While announcing, everything is still served, but each response closes its connection, so that clients come back
-through endpoints that no longer list this pod. Refusing answers 503 to new requests and lets open ones end.
+through endpoints that no longer list this pod. A drain while loading refuses at once. Refusing answers 503 to new
+requests and lets open ones end.
 """
 
 from __future__ import annotations
@@ -79,9 +80,11 @@ class Lifecycle:
         self._loaded = True
 
     def begin_drain(self) -> None:
-        """Begin to drain; a second call changes nothing."""
+        """Begin to drain; a second call changes nothing. A server that is loading has nothing to announce: no endpoint
+        lists it yet, so it refuses at once."""
         if self._drain_began is None:
             self._drain_began = self._clock()
+            self._announce_ended = not self._loaded
 
     def end_announce(self) -> None:
         """Refuse new requests from now on; open requests keep their time to end."""

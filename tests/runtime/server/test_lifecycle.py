@@ -88,10 +88,11 @@ def test_an_announcement_cut_short_refuses_at_once_and_leaves_open_requests_thei
 
 
 def test_a_drain_before_the_model_is_loaded_is_a_drain() -> None:
-    life = Lifecycle(Clock(), announce_seconds=0, drain_seconds=60)
+    life = Lifecycle(Clock(), announce_seconds=5, drain_seconds=60)
     life.begin_drain()
+    assert (life.phase, life.drained) == (Phase.REFUSING, True)
     life.loaded()
-    assert life.phase is Phase.REFUSING
+    assert life.phase is Phase.REFUSING, "loading that ends after the drain began does not open the gate again"
 
 
 async def running(server: Serving, count: int) -> None:
@@ -110,6 +111,16 @@ async def test_while_loading_the_api_says_so_and_liveness_holds() -> None:
         assert ready.json() == {"status": "loading", "phase": "loading", "in_flight": 0}
         assert refused.json()["error"]["code"] == "loading"
         assert int(refused.headers["retry-after"]) >= 1
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await server.ended() is None
+
+
+async def test_a_drain_while_loading_refuses_instead_of_serving_what_is_not_there() -> None:
+    async with serving(program(never_starts), ready=False, announce_seconds=600.0) as server:
+        drain = await server.http.post("/drain")
+        assert drain.json() == {"phase": "refusing", "in_flight": 0, "drained": True}
+        for refused in (await server.complete("x"), await server.http.get("/v1/models")):
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
         os.kill(os.getpid(), signal.SIGTERM)
         assert await server.ended() is None
 
@@ -217,13 +228,14 @@ async def test_ctrl_c_skips_the_announcement_and_a_second_one_aborts() -> None:
 )
 async def test_drain_answers_on_loopback_only(peer: str, status: int) -> None:
     life = Lifecycle(Clock(), announce_seconds=5, drain_seconds=60)
+    life.loaded()
     view = EngineView(lambda: None, lambda: None, lambda: 0.0)
     probes = Probes(life, ServerMetrics("m", 1, view), lambda: None)
     never: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
     transport = httpx.ASGITransport(build_app(life, probes, OpenAiApi("m", 0, never.result)), client=(peer, 1234))
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
         assert (await http.post("/drain")).status_code == status
-    phases = {200: Phase.ANNOUNCING, 403: Phase.LOADING}
+    phases = {200: Phase.ANNOUNCING, 403: Phase.SERVING}
     assert life.phase is phases[status]
 
 
