@@ -17,13 +17,17 @@ from octavo_kernels.formats.binding import mix_tensor
 _UNIFORM_BITS = 32
 """Bits of the hash that make a uniform number; with half a step added it is never 0 or 1."""
 
+GREEDY_BELOW = 1e-5
+"""Temperatures below this take the most likely token, as 0 does. Noise could only decide between logits that differ by
+less than 3e-4, and below 1e-38 the quotient of a logit and the temperature leaves the range of float32."""
+
 
 @dataclass(frozen=True)
 class SamplingParameters:
     """One entry per sampled row; all tensors [S] on the device of the logits."""
 
     temperature: torch.Tensor
-    """float32; 0 takes the most likely token and ignores the rest."""
+    """float32; below `GREEDY_BELOW` the most likely token is taken and the rest ignored."""
     top_k: torch.Tensor
     """int64; only the k most likely tokens; 0 keeps all."""
     top_p: torch.Tensor
@@ -51,7 +55,7 @@ def sample(logits: torch.Tensor, parameters: SamplingParameters) -> torch.Tensor
     require_dtype("logits", logits, torch.float32)
     require_shape("temperature", parameters.temperature, logits.shape[0])
     tokens = logits.argmax(dim=-1)
-    rows = torch.nonzero(parameters.temperature > 0).flatten()
+    rows = torch.nonzero(parameters.temperature >= GREEDY_BELOW).flatten()
     if rows.numel():
         scaled = logits[rows] / parameters.temperature[rows, None]
         kept = _cut(scaled, parameters.top_k[rows], parameters.top_p[rows])

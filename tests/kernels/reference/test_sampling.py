@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from octavo_kernels.errors import KernelInputError
-from octavo_kernels.reference.sampling import SamplingParameters, logprobs, sample
+from octavo_kernels.reference.sampling import GREEDY_BELOW, SamplingParameters, logprobs, sample
 
 VOCABULARY = 50
 
@@ -32,6 +32,13 @@ def one_distribution(rows: int) -> torch.Tensor:
 def test_temperature_zero_takes_the_most_likely_token() -> None:
     logits = torch.randn(20, VOCABULARY, generator=torch.Generator().manual_seed(1))
     assert torch.equal(sample(logits, parameters(20, temperature=0.0, top_k=5, top_p=0.1)), logits.argmax(-1))
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-40, 1e-38, 1e-20, 0.99 * GREEDY_BELOW, 1.01 * GREEDY_BELOW])
+def test_tiny_temperatures_take_the_most_likely_token_too(temperature: float) -> None:
+    # A margin of 0.01 is 1000 at the limit, which no noise of 32 bits makes up for.
+    logits = torch.tensor([[20.0, 30.0, 29.99, -5.0]]).expand(100, -1).contiguous()
+    assert set(sample(logits, parameters(100, temperature=temperature)).tolist()) == {1}
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
