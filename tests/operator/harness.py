@@ -17,11 +17,12 @@ from octavo_operator.reconcile import Reconciler, Settings
 from octavo_runtime.contract.facts import ModelFacts
 from octavo_runtime.contract.termination import Refusal, TerminationReport
 from tests.operator.fake_api import FakeApi, JsonObject
-from tests.operator.samples import IMAGE, TINY, node_body, spec_document
+from tests.operator.samples import IMAGE, SOURCE, TINY, node_body, spec_document
 
 NAMESPACE = "team"
 NAME = "tiny"
 KEY = Key(NAMESPACE, NAME)
+INLINE = {"source": SOURCE, "facts": TINY.model_dump(mode="json", by_alias=True, exclude_none=True)}
 ROUNDS = 20
 """More reconciles than any scenario needs; one that does not settle is a defect."""
 
@@ -97,11 +98,11 @@ class Cluster:
 
     def roll_out(self, *, ready: bool = True) -> None:
         """The Deployment's controller makes the wanted pods of the present template; kubelets run them."""
+        for pod in self.serving_pods():
+            self.remove(pod)
         for deployment in self.api.of(DEPLOYMENTS):
             spec, name = deployment["spec"], deployment["metadata"]["name"]
             plan = spec["template"]["metadata"]["labels"][labels.PLAN]
-            for pod in self.serving_pods():
-                self.remove(pod)
             for number in range(spec["replicas"]):
                 self.api.put(
                     PODS,
@@ -178,6 +179,16 @@ class Cluster:
     def shape(self) -> JsonObject:
         """The end state without what differs between equal worlds: uids, versions, times."""
         return {f"{kind}/{name}": _scrub(body) for (kind, _, name), body in sorted(self.api.objects.items())}
+
+
+async def served(**changes: Any) -> Cluster:
+    """A cluster in which the tiny model is ready."""
+    cluster = Cluster()
+    cluster.submit(**{"model": INLINE, **changes})
+    await cluster.settle()
+    cluster.roll_out()
+    await cluster.settle()
+    return cluster
 
 
 def _report(outcome: ModelFacts | Refusal) -> TerminationReport:

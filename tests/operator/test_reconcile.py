@@ -12,10 +12,9 @@ from octavo_operator.api.status import ConditionType as C
 from octavo_operator.cluster.kinds import DEPLOYMENTS, PODS, SERVICE_ACCOUNTS, SERVICES
 from octavo_runtime.contract.termination import Refusal
 from tests.operator.fake_api import Write
-from tests.operator.harness import KEY, NAME, NAMESPACE, Cluster
+from tests.operator.harness import INLINE, KEY, NAME, NAMESPACE, Cluster, served
 from tests.operator.samples import DENSE, SOURCE, TINY, gpu_node
 
-INLINE = {"source": SOURCE, "facts": TINY.model_dump(mode="json", by_alias=True, exclude_none=True)}
 DIGEST = "sha256:" + "ab" * 32
 
 
@@ -29,16 +28,6 @@ def ended(terminated: dict[str, Any]) -> dict[str, Any]:
         "state": {"waiting": {"reason": "CrashLoopBackOff"}},
         "lastState": {"terminated": terminated},
     }
-
-
-async def served(**changes: Any) -> Cluster:
-    """A cluster in which the tiny model is ready."""
-    cluster = Cluster()
-    cluster.submit(**{"model": INLINE, **changes})
-    await cluster.settle()
-    cluster.roll_out()
-    await cluster.settle()
-    return cluster
 
 
 async def test_a_new_source_is_inspected_planned_and_served() -> None:

@@ -15,7 +15,7 @@ from octavo_operator.api.spec import ModelDeploymentSpec
 from octavo_operator.planning.plan import Plan, PlanRequest
 from octavo_operator.planning.planner import plan
 from octavo_operator.resources.children import build_service, build_service_account
-from octavo_operator.resources.frozen import FrozenPlan, plan_inputs
+from octavo_operator.resources.frozen import FrozenPlan, Unreadable, plan_inputs
 from octavo_operator.resources.inspect_pod import build_inspect_pod
 from octavo_operator.resources.ownership import Manifest, Owner
 from octavo_operator.resources.serving_pod import Serving, build_pod_template, grace_seconds, startup_seconds
@@ -163,9 +163,10 @@ def test_a_frozen_plan_survives_its_annotation_and_a_foreign_one_is_no_plan() ->
         pool=pool_plan("cpu", outcome),
         template=template(spec()),
     )
-    assert FrozenPlan.parse(frozen.to_json()) == frozen
-    assert FrozenPlan.parse(frozen.to_json().replace('"format":1', '"format":2')) is None
-    assert FrozenPlan.parse("nonsense") is None
+    text = frozen.to_json()
+    assert FrozenPlan.parse(text) == frozen.model_copy(update={"text": text})
+    assert isinstance(FrozenPlan.parse(text.replace('"format":1', '"format":2')), FrozenPlan)
+    assert FrozenPlan.parse("nonsense") == Unreadable("")
     assert FrozenPlan.parse(None) is None
 
 

@@ -21,7 +21,7 @@ from octavo_operator.resources.children import (
     build_service_account,
     deployment_name,
 )
-from octavo_operator.resources.frozen import FrozenPlan, plan_inputs
+from octavo_operator.resources.frozen import FrozenPlan, Unreadable, plan_inputs
 from octavo_operator.resources.ownership import Manifest
 from octavo_operator.status.conditions import Decided
 from octavo_operator.status.findings import no
@@ -60,8 +60,9 @@ def decide(world: World, settings: Settings) -> Decision:
         spec = ModelDeploymentSpec.model_validate(world.raw_spec)
     except ValidationError as error:
         return Decision(Decided(model=no("InvalidSpec", _explain(error))))
-    frozen = deployed_plan(world, spec)
-    replan = world.replan_token or (frozen.replan if frozen else "")
+    deployed = deployed_plan(world, spec)
+    replan = world.replan_token or (deployed.replan if deployed else "")
+    frozen = None if isinstance(deployed, Unreadable) else deployed
     base = Decision(
         Decided(),
         spec=spec,
@@ -70,21 +71,36 @@ def decide(world: World, settings: Settings) -> Decision:
         service=build_service(world.owner),
     )
     model = find_model(world, spec, frozen, replan, settings)
+    if isinstance(deployed, Unreadable) and deployed.replan == replan:
+        return _hold(base, world, spec, model)
     if frozen is not None and frozen.inputs == plan_inputs(world.raw_spec) and frozen.replan == replan:
         return _keep(base, world, spec, frozen, model, settings)
     return _renew(base, world, spec, model, replan, settings)
 
 
-def deployed_plan(world: World, spec: ModelDeploymentSpec) -> FrozenPlan | None:
+def deployed_plan(world: World, spec: ModelDeploymentSpec) -> FrozenPlan | Unreadable | None:
     """The plan that this pool's Deployment carries; else, after a pool was renamed, any other's of ours."""
     name = deployment_name(world.owner.name, spec.pool.name)
     ours = sorted(world.owned_deployments(), key=lambda item: item["metadata"]["name"] != name)
     for item in ours:
         annotations = item["metadata"].get("annotations") or {}
         frozen = FrozenPlan.parse(annotations.get(labels.FROZEN_PLAN))
-        if frozen is not None:
+        if isinstance(frozen, FrozenPlan) or (frozen is not None and item["metadata"]["name"] == name):
             return frozen
     return None
+
+
+def _hold(base: Decision, world: World, spec: ModelDeploymentSpec, model: ModelStep) -> Decision:
+    """Nobody can tell what runs was planned for: it runs on until somebody asks for a new plan."""
+    finding = no(
+        "PlanUnreadable",
+        f"annotation {labels.FROZEN_PLAN} of Deployment {deployment_name(world.owner.name, spec.pool.name)} cannot be "
+        f"read by this version of the operator, so the Deployment is left as it is: run the version that wrote it, or "
+        f"set annotation {labels.REPLAN} of the ModelDeployment to a new value to plan anew, which restarts its pods",
+    )
+    return _with_model(
+        dataclasses.replace(base, decided=Decided(model=model.finding, hardware=finding, plan=finding)), model
+    )
 
 
 def _keep(
@@ -94,7 +110,7 @@ def _keep(
     outdated = outdated_by(world, spec, frozen, settings)
     decided = Decided(
         model=model.finding,
-        hardware=hardware_finding(frozen.pool.hardware),
+        hardware=hardware_finding(frozen),
         plan=planned_finding(frozen, outdated),
     )
     return _with_model(

@@ -101,7 +101,7 @@ def _inline(spec: ModelDeploymentSpec, source: Source, key: str) -> ModelStatus 
 
 def _remembered(world: World, frozen: FrozenPlan | None, key: str) -> ModelStatus | None:
     """From the frozen plan or from status, if they are about the same thing."""
-    if frozen is not None and frozen.inspection == key:
+    if frozen is not None and frozen.facts is not None and frozen.inspection == key:
         return ModelStatus(
             source=frozen.source, revision=frozen.revision, inspection=frozen.inspection, facts=frozen.facts
         )

@@ -9,7 +9,7 @@ from octavo_operator.api.labels import REPLAN
 from octavo_operator.api.quantity import parse_quantity
 from octavo_operator.api.source import parse_source
 from octavo_operator.api.spec import ModelDeploymentSpec
-from octavo_operator.api.status import HardwareStatus, ModelStatus
+from octavo_operator.api.status import ModelStatus, PoolPlanStatus
 from octavo_operator.hardware.pool import recognise
 from octavo_operator.planning.plan import NoPlan, PlanRequest
 from octavo_operator.planning.planner import plan
@@ -19,6 +19,8 @@ from octavo_operator.resources.frozen import FrozenPlan, plan_inputs
 from octavo_operator.resources.serving_pod import Serving, build_pod_template
 from octavo_operator.status.findings import Finding, no, yes
 from octavo_operator.status.plan_report import pool_plan
+
+OTHER_VERSION = "The plan was made by another version of the operator and is deployed as it is"
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def make_plan(world: World, spec: ModelDeploymentSpec, model: ModelStatus, repla
         pool=pool_plan(spec.pool.name, outcome),
         template=build_pod_template(serving),
     )
-    return PlanStep(hardware_finding(frozen.pool.hardware), planned_finding(frozen), frozen)
+    return PlanStep(hardware_finding(frozen), planned_finding(frozen), frozen)
 
 
 def _memory_limit(spec: ModelDeploymentSpec) -> int | None:
@@ -73,8 +75,11 @@ def _memory_limit(spec: ModelDeploymentSpec) -> int | None:
     return None if limit is None else int(parse_quantity(limit))
 
 
-def hardware_finding(hardware: HardwareStatus) -> Finding:
+def hardware_finding(frozen: FrozenPlan) -> Finding:
     """An unknown generation still runs, on the safe formats, and is said."""
+    if frozen.pool is None:
+        return yes("Recognized", OTHER_VERSION)
+    hardware = frozen.pool.hardware
     if hardware.compute_capability is None:
         return yes("Recognized", f"CPU; {hardware.origin}")
     seen = f"compute capability {hardware.compute_capability} with {hardware.memory_mib} MiB ({hardware.origin})"
@@ -89,6 +94,8 @@ def hardware_finding(hardware: HardwareStatus) -> Finding:
 def planned_finding(frozen: FrozenPlan, outdated: str | None = None) -> Finding:
     """Planned=True, outdated or not: an outdated plan is in force until it is asked for anew."""
     pool = frozen.pool
+    if pool is None:
+        return yes("PlanOutdated", outdated or OTHER_VERSION)
     text = f"{pool.accelerators}: {pool.precision.summary}, {pool.max_model_len:,} tokens of context"
     if outdated is None:
         return yes("Planned", f"{text}. {pool.precision.weights_reason}. {pool.precision.kv_cache_reason}")
@@ -97,6 +104,8 @@ def planned_finding(frozen: FrozenPlan, outdated: str | None = None) -> Finding:
 
 def outdated_by(world: World, spec: ModelDeploymentSpec, frozen: FrozenPlan, settings: Settings) -> str | None:
     """What planning today would change about a frozen plan, in words; None when nothing."""
+    if frozen.facts is None or frozen.pool is None:
+        return f"{OTHER_VERSION}; set the annotation {REPLAN} to a new value to plan anew"
     model = ModelStatus(
         source=frozen.source, revision=frozen.revision, inspection=frozen.inspection, facts=frozen.facts
     )
@@ -111,13 +120,18 @@ def outdated_by(world: World, spec: ModelDeploymentSpec, frozen: FrozenPlan, set
 
 
 def _differences(old: FrozenPlan, new: FrozenPlan) -> list[str]:
-    pairs = (
-        ("image", old.image, new.image),
-        ("hardware", old.pool.accelerators, new.pool.accelerators),
-        ("precision", old.pool.precision.summary, new.pool.precision.summary),
-        ("maxModelLen", old.pool.max_model_len, new.pool.max_model_len),
-        ("maxConcurrentRequests", old.pool.max_concurrent_requests, new.pool.max_concurrent_requests),
-        ("KV cache bytes", old.pool.memory.kv_cache, new.pool.memory.kv_cache),
-    )
-    changes = [f"{what} from {before} to {after}" for what, before, after in pairs if before != after]
+    changes = [f"image from {old.image} to {new.image}"] if old.image != new.image else []
+    if old.pool is not None and new.pool is not None:
+        changes += _pool_differences(old.pool, new.pool)
     return changes or ["the pod template"]
+
+
+def _pool_differences(old: PoolPlanStatus, new: PoolPlanStatus) -> list[str]:
+    pairs = (
+        ("hardware", old.accelerators, new.accelerators),
+        ("precision", old.precision.summary, new.precision.summary),
+        ("maxModelLen", old.max_model_len, new.max_model_len),
+        ("maxConcurrentRequests", old.max_concurrent_requests, new.max_concurrent_requests),
+        ("KV cache bytes", old.memory.kv_cache, new.memory.kv_cache),
+    )
+    return [f"{what} from {before} to {after}" for what, before, after in pairs if before != after]

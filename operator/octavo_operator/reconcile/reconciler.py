@@ -115,7 +115,8 @@ def conclude(
     wanted = int(world.raw_spec.get("replicas", 1)) if spec is None else spec.replicas
     plan = None
     if decision.frozen is not None:
-        plan = PlanStatus(image=decision.frozen.image, pools=(decision.frozen.pool,), outdated=decision.outdated)
+        pools = () if decision.frozen.pool is None else (decision.frozen.pool,)
+        plan = PlanStatus(image=decision.frozen.image, pools=pools, outdated=decision.outdated)
     return build_status(
         before,
         conditions(decided, workload, wanted),
@@ -142,5 +143,5 @@ def _workload(world: World, decision: Decision, spec: ModelDeploymentSpec) -> Wo
         pods=world.serving_pods(),
         plan_label=frozen.plan_label,
         source=source,
-        memory=frozen.pool.memory,
+        memory=None if frozen.pool is None else frozen.pool.memory,
     )

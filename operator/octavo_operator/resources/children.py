@@ -74,7 +74,7 @@ def build_deployment(owner: Owner, spec: ModelDeploymentSpec, frozen: FrozenPlan
     )
     metadata["labels"][labels.POOL] = pool.name
     rolling = {"maxSurge": 1, "maxUnavailable": 0} if on_cpu else {"maxSurge": 0, "maxUnavailable": 1}
-    deadline = startup_seconds(frozen.facts) + grace_seconds(spec.rollout.drain_seconds) + PULL_SECONDS
+    deadline = _startup_seconds(frozen) + grace_seconds(spec.rollout.drain_seconds) + PULL_SECONDS
     return seal(
         {
             "apiVersion": "apps/v1",
@@ -90,3 +90,13 @@ def build_deployment(owner: Owner, spec: ModelDeploymentSpec, frozen: FrozenPlan
             },
         }
     )
+
+
+def _startup_seconds(frozen: FrozenPlan) -> int:
+    """How long a pod may take until it is ready; from its own probe where the facts are not understood."""
+    if frozen.facts is not None:
+        return startup_seconds(frozen.facts)
+    containers = frozen.template.get("spec", {}).get("containers") or ()
+    probes = [container.get("startupProbe") or {} for container in containers]
+    # 10 s and 3 failures are the API's own defaults.
+    return max((int(p.get("periodSeconds", 10)) * int(p.get("failureThreshold", 3)) for p in probes), default=0)
