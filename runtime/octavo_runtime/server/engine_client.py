@@ -1,7 +1,7 @@
 """EngineClient: the HTTP process's view of the engine process.
 
 It starts the process, gives each request its own stream of tokens, and notices the engine's death at once (the socket
-ends) and its stall after a while (heartbeats stop). Death ends every stream with an error: nothing waits for ever.
+ends) and its stall after a while (heartbeats stop). Either ends every stream with an error: nothing waits for ever.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class RequestError(Exception):
 
 
 ENGINE_DEAD = "engine_dead"
+ENGINE_STALLED = "engine_stalled"
+"""The engine lives and does not step."""
 
 
 @dataclass(eq=False)
@@ -144,6 +146,11 @@ class EngineClient:
         for request, one in self._open.items():
             one.queue.put_nowait(RequestFailed(request, code, message, retryable=True))
             self._send(Cancel(request))
+
+    def kill(self) -> None:
+        """End an engine that does not listen, at once and without a word."""
+        if self._process is not None:
+            self._process.kill()
 
     async def stop(self) -> None:
         """Tell the engine to end, and end it when it does not within a few seconds or does not listen yet."""

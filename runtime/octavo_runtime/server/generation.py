@@ -12,7 +12,7 @@ from octavo_runtime.engine.detokenise import Detokeniser, StopStrings
 from octavo_runtime.engine.logs import logger
 from octavo_runtime.engine.messages import FinishReason, Sampling, Submit
 from octavo_runtime.server.admission import AdmissionLimits, FinishRate, Load, reject
-from octavo_runtime.server.engine_client import ENGINE_DEAD, EngineClient, RequestError
+from octavo_runtime.server.engine_client import ENGINE_DEAD, ENGINE_STALLED, EngineClient, RequestError
 from octavo_runtime.server.errors import ApiError, bad_request, engine_gone, unavailable
 from octavo_runtime.server.metrics import ServerMetrics
 from octavo_runtime.server.schema import GenerationBody
@@ -144,6 +144,8 @@ class Generation:
 def _as_api_error(error: RequestError) -> ApiError:
     if error.code == ENGINE_DEAD:
         return engine_gone(error.message)
+    if error.code == ENGINE_STALLED:
+        return unavailable(error.message, error.code, retry_after_seconds=5)
     if error.code == DRAIN_DEADLINE:
         return unavailable(error.message, error.code, retry_after_seconds=1)
     return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, error.message, error.code, should_retry=error.retryable)

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from octavo_runtime.engine.messages import Failed, Started
 from octavo_runtime.engine.process import EngineProgram
 from octavo_runtime.server.admission import AdmissionLimits, FinishRate
 from octavo_runtime.server.app import Probes, build_app
-from octavo_runtime.server.engine_client import EngineClient
+from octavo_runtime.server.engine_client import ENGINE_STALLED, EngineClient
 from octavo_runtime.server.generation import DRAIN_DEADLINE, Generation
 from octavo_runtime.server.lifecycle import Lifecycle
 from octavo_runtime.server.metrics import EngineView, ServerMetrics
@@ -36,6 +36,9 @@ KEEP_ALIVE_SECONDS = 75
 """Longer than the 60 s after which common proxies drop an idle connection, so that they and not we close it."""
 
 BACKLOG = 2048
+
+WATCH_SECONDS = 1.0
+"""How often the watchdog looks at the engine's last sign of life."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -71,6 +74,8 @@ class Server:
     program: EngineProgram
     load_codec: Callable[[], TextCodec]
     clock: Callable[[], float] = time.monotonic
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+    """Waits some seconds between two looks of the watchdog."""
 
     async def run(self, sock: socket.socket) -> Failed | None:
         """Serve on `sock` until a signal's drain is over (None) or until the engine ends (why)."""
@@ -89,6 +94,7 @@ class Server:
             client,
             lifecycle,
             http,
+            self._until_stalled,
             serving=asyncio.create_task(http.serve(sockets=[sock]), name="http"),
             loading=asyncio.create_task(self._load(client, metrics, ready, lifecycle), name="loading"),
         )
@@ -128,9 +134,25 @@ class Server:
     def _sick(self, client: EngineClient) -> str | None:
         if not client.alive:
             return "engine dead"
-        if client.started.done() and client.silent_seconds > self.settings.stall_seconds:
+        if client.started.done() and self._silent_too_long(client):
             return f"engine stalled for {client.silent_seconds:.0f} s"
         return None
+
+    def _silent_too_long(self, client: EngineClient) -> bool:
+        return client.silent_seconds > self.settings.stall_seconds
+
+    async def _until_stalled(self, client: EngineClient) -> Failed:
+        """Until a started engine is silent for too long; then every open request has an error and the engine's process
+        is killed. Two looks must agree: after a pause of this process itself, heartbeats wait to be read."""
+        overdue = False
+        while not (overdue and self._silent_too_long(client)):
+            overdue = self._silent_too_long(client)
+            await self.pause(WATCH_SECONDS)
+        message = f"the engine gave no sign of life for {client.silent_seconds:.0f} s (--stall-seconds)"
+        logger("server").error("engine stalled", extra={"open_requests": client.open_requests})
+        client.fail_open_requests(ENGINE_STALLED, message)
+        client.kill()
+        return Failed("EngineStalled", message, refused=False, retryable=True)
 
 
 @dataclass(frozen=True)
@@ -140,21 +162,28 @@ class _Life:
     client: EngineClient
     lifecycle: Lifecycle
     http: _Uvicorn
+    until_stalled: Callable[[EngineClient], Coroutine[Any, Any, Failed]]
     serving: asyncio.Task[None]
     loading: asyncio.Task[None]
 
     async def until_end(self) -> Failed | None:
-        """Wait for the engine's end, an error of ours, or a signal and the drain after it."""
+        """Wait for the engine's end or stall, an error of ours, or a signal and the drain after it."""
         drained = asyncio.create_task(self._until_drained(), name="drain")
+        watchdog: asyncio.Task[Failed] | None = None
         try:
             await _any_of(self.client.ended, drained, self.loading, self.serving)
             for task in (self.loading, self.serving):
                 if task.done() and not task.cancelled():
                     task.result()
-            await _any_of(self.client.ended, drained, self.serving)
+            watchdog = asyncio.create_task(self.until_stalled(self.client), name="watchdog")
+            await _any_of(self.client.ended, drained, self.serving, watchdog)
+            if watchdog.done():
+                return watchdog.result()
             return self.client.ended.result() if self.client.ended.done() else None
         finally:
             drained.cancel()
+            if watchdog is not None:
+                watchdog.cancel()
 
     async def _until_drained(self) -> None:
         """Until a signal came and the drain that it began, or found going on, is over."""

@@ -21,8 +21,8 @@ class ServeSettings:
     announce_seconds: float = DRAIN_ANNOUNCE_SECONDS
     """How long new requests are still served after a drain began."""
     stall_seconds: float = 120.0
-    """Liveness fails when the engine gave no sign of life for this long. Longer than any step: a prefill chunk of a
-    large model on a CPU takes tens of seconds."""
+    """When the engine gave no sign of life for this long, open requests fail and the server ends. Longer than any step:
+    a prefill chunk of a large model on a CPU takes tens of seconds."""
     max_queued_requests: int = 256
     max_queued_tokens: int | None = None
     """Prompt tokens that may wait for a first token; by default twice what the KV pool holds."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -65,13 +66,18 @@ async def until(condition: Callable[[], object]) -> None:
 
 @asynccontextmanager
 async def serving(
-    engine: EngineProgram | None = None, *, ready: bool = True, **changes: object
+    engine: EngineProgram | None = None,
+    *,
+    ready: bool = True,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    **changes: object,
 ) -> AsyncIterator[Serving]:
     """Serve until the block ends; `changes` are fields of ServeSettings."""
     settings = replace(SETTINGS, **changes)  # type: ignore[arg-type]
     sock = bind(settings.host, 0)
     port = sock.getsockname()[1]
-    task = asyncio.create_task(Server(settings, engine or program(), byte_codec).run(sock))
+    task = asyncio.create_task(Server(settings, engine or program(), byte_codec, clock, pause).run(sock))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_SECONDS) as http:
         server = Serving(http, port, task)
         try:

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import time
 
 import httpx
 import pytest
@@ -278,18 +279,68 @@ async def test_an_engine_that_crashes_at_its_start_says_why() -> None:
         assert (failed.reason, failed.message, failed.refused) == ("RuntimeError", "no such kernel", False)
 
 
-async def test_a_step_that_does_not_return_fails_liveness() -> None:
-    async with serving(stall_seconds=1.0) as server:
+class Watch:
+    """A clock that can be put forward, and pauses that end when a look is asked for."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+        self.looks = asyncio.Semaphore(0)
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead
+
+    async def pause(self, _seconds: float) -> None:
+        await self.looks.acquire()
+
+
+async def silent(server: Serving) -> None:
+    """Wait until several heartbeats of the engine are missing."""
+
+    async def for_seconds() -> bool:
+        return await server.metric("octavo_engine_silent_seconds") > 2
+
+    await until(for_seconds)
+
+
+async def test_a_stalled_engine_fails_liveness_then_every_request_and_ends_the_server() -> None:
+    watch = Watch()
+    async with serving(stall_seconds=600.0, clock=watch, pause=watch.pause) as server:
+        held = asyncio.create_task(server.complete(HOLD))
+        await running(server, 1)
         hangs = asyncio.create_task(server.complete(HANG))
+        await silent(server)
+        assert (await server.http.get("/health")).status_code == 200
 
-        async def sick() -> bool:
-            return (await server.http.get("/health")).status_code == 503
+        watch.ahead += 600
+        health = await server.http.get("/health")
+        assert (health.status_code, (await server.http.get("/ready")).status_code) == (503, 503)
+        assert health.json()["status"].startswith("engine stalled for 60")
 
-        await until(sick)
-        health = (await server.http.get("/health")).json()
-        assert health["status"].startswith("engine stalled for")
-        assert (await server.http.get("/ready")).status_code == 503
-        hangs.cancel()
+        watch.looks.release()
+        watch.looks.release()
+        for answer in (await held, await hangs):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_stalled")
+            assert answer.headers["x-should-retry"] == "true"
+        failed = await server.ended()
+        assert failed is not None
+        assert (failed.reason, failed.refused, failed.retryable) == ("EngineStalled", False, True)
+        assert not [child for child in multiprocessing.active_children() if child.name == "octavo-engine"]
+
+
+async def test_one_look_at_a_silent_engine_does_not_kill_it() -> None:
+    """After this process itself was paused, heartbeats wait to be read: the engine is late by our clock and well."""
+    watch = Watch()
+    async with serving(stall_seconds=600.0, clock=watch, pause=watch.pause) as server:
+        watch.ahead += 1000
+        watch.looks.release()
+
+        async def heard_of() -> bool:
+            return (await server.http.get("/health")).status_code == 200
+
+        await until(heard_of)
+        watch.looks.release()
+        assert (await server.complete("echo a")).status_code == 200
+        assert not server.task.done()
 
 
 async def test_overload_is_answered_with_a_time_to_come_back() -> None:
