@@ -71,7 +71,7 @@ def test_a_node_that_is_too_small_is_named_with_the_missing_bytes() -> None:
 
 
 def test_the_smallest_number_of_gpus_that_fits_is_taken_and_the_smaller_ones_are_explained() -> None:
-    result = planned(facts=KIMI_K2, hardware=H200)
+    result = planned(facts=KIMI_K2, hardware=H200, world_sizes=None)
     assert result.ranks == 8
     assert result.precision.weights is WeightFormat.INT4
     assert not result.precision.converted
@@ -80,7 +80,7 @@ def test_the_smallest_number_of_gpus_that_fits_is_taken_and_the_smaller_ones_are
 
 
 def test_kimi_on_h200_holds_what_its_stated_reserves_leave() -> None:
-    result = planned(facts=KIMI_K2, hardware=H200)
+    result = planned(facts=KIMI_K2, hardware=H200, world_sizes=None)
     layout = ParallelLayout.of(KIMI_K2, 8)
     lines = result.memory
     assert lines.needed <= lines.total == 143_771 * 2**20
@@ -132,8 +132,12 @@ def test_a_context_that_does_not_fit_is_answered_with_the_longest_that_does() ->
         ({"facts": DENSE}, "NotMixtureOfExperts", "LlamaForCausalLM"),
         ({"max_model_len": 4096}, "ContextTooLong", "2048"),
         ({"hardware": gpu("7.5", 16_000)}, "DeviceTooOld", "7.5"),
-        ({"hardware": gpu("9.0", 81_559, per_node=2), "gpus_per_replica": 4}, "NotEnoughGPUs", "gpusPerReplica 4"),
-        ({"hardware": H100, "gpus_per_replica": 3}, "NotDivisible", "3"),
+        (
+            {"hardware": gpu("9.0", 81_559, per_node=2), "gpus_per_replica": 4, "world_sizes": None},
+            "NotEnoughGPUs",
+            "gpusPerReplica 4",
+        ),
+        ({"hardware": H100, "gpus_per_replica": 3, "world_sizes": None}, "NotDivisible", "3"),
         ({"precision": PrecisionRequest(weights=WeightFormat.FP8)}, "WeightsUnsupported", "FP8"),
     ],
 )
@@ -141,6 +145,49 @@ def test_what_cannot_work_is_refused_with_its_reason(changes: dict[str, Any], re
     outcome = refused(**changes)
     assert outcome.reason == reason
     assert words in outcome.message
+
+
+ONE_GPU = "this version of the bundled runtime runs on one GPU"
+
+
+def test_a_model_that_only_several_gpus_hold_is_not_planned_for_a_runtime_that_runs_on_one() -> None:
+    reason = refused(facts=KIMI_K2, hardware=H200)
+    assert reason.reason == "TensorParallelUnsupported"
+    assert re.search(r"1 x 143771 MiB .* lack [\d,]+ bytes", reason.message), "the bytes missing on one GPU are named"
+    assert f"8 GPUs would hold it, but {ONE_GPU}" in reason.message
+    assert "nodes with more GPUs" not in reason.message, "more GPUs would not help"
+
+
+def test_where_no_number_of_gpus_helps_the_missing_bytes_and_not_the_runtime_are_the_reason() -> None:
+    reason = refused(facts=KIMI_K2, hardware=gpu("9.0", 24_576))
+    assert reason.reason == "NoFit"
+    assert ONE_GPU in reason.message
+    assert "nodes with more GPUs" not in reason.message
+
+
+def test_a_change_that_fits_one_gpu_is_advised_even_where_two_would_hold_the_model_as_it_is() -> None:
+    request = PlanRequest(QWEN_30B, gpu("9.0", 49_140), precision=PrecisionRequest(conversion=Conversion.NEVER))
+    reason = plan(request)
+    assert isinstance(reason, NoPlan)
+    assert reason.reason == "TensorParallelUnsupported"
+    assert "set precision.conversion: Allowed" in reason.message
+    assert isinstance(plan(dataclasses.replace(request, precision=PrecisionRequest())), Plan), "the advice is true"
+
+
+@pytest.mark.parametrize("gpus", [2, 64])
+def test_several_gpus_per_replica_are_refused_by_name(gpus: int) -> None:
+    reason = refused(facts=QWEN_30B, hardware=H200, gpus_per_replica=gpus)
+    assert reason.reason == "TensorParallelUnsupported"
+    assert f"gpusPerReplica {gpus}" in reason.message
+    assert ONE_GPU in reason.message
+    assert planned(facts=QWEN_30B, hardware=H200, gpus_per_replica=1).ranks == 1
+
+
+def test_sizes_that_the_runtime_does_not_run_are_passed_over_with_the_reason() -> None:
+    result = planned(facts=QWEN_30B, hardware=H100, world_sizes=frozenset({2}))
+    assert result.ranks == 2
+    assert [item.option for item in result.passed_over] == ["1 GPUs"]
+    assert "the bundled runtime runs on 2 GPUs" in result.passed_over[0].why
 
 
 def test_an_unknown_generation_runs_on_the_safe_formats() -> None:
@@ -158,7 +205,11 @@ def test_an_unknown_generation_runs_on_the_safe_formats() -> None:
 def test_every_plan_fits_its_gpu_and_holds_its_longest_request(
     memory: int, requests: int | None, context: int | None
 ) -> None:
-    outcome = plan(PlanRequest(QWEN_30B, gpu("9.0", memory), max_model_len=context, max_concurrent_requests=requests))
+    outcome = plan(
+        PlanRequest(
+            QWEN_30B, gpu("9.0", memory), world_sizes=None, max_model_len=context, max_concurrent_requests=requests
+        )
+    )
     if isinstance(outcome, NoPlan):
         assert outcome.reason == "NoFit"
         return
@@ -171,8 +222,8 @@ def test_every_plan_fits_its_gpu_and_holds_its_longest_request(
 @settings(deadline=None)  # the machine may be busy
 @given(memory=st.integers(min_value=8_000, max_value=290_000), more=st.integers(min_value=0, max_value=100_000))
 def test_more_memory_never_needs_more_gpus(memory: int, more: int) -> None:
-    small = plan(PlanRequest(QWEN_30B, gpu("9.0", memory)))
-    large = plan(PlanRequest(QWEN_30B, gpu("9.0", memory + more)))
+    small = plan(PlanRequest(QWEN_30B, gpu("9.0", memory), world_sizes=None))
+    large = plan(PlanRequest(QWEN_30B, gpu("9.0", memory + more), world_sizes=None))
     if isinstance(small, Plan):
         assert isinstance(large, Plan)
         assert large.ranks <= small.ranks

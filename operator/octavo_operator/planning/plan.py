@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from octavo_operator.api.hardware import Hardware
 from octavo_runtime.contract.facts import ModelFacts
+from octavo_runtime.contract.parallel import BUNDLED_RUNTIME_WORLD_SIZES
 from octavo_runtime.contract.precision import PassedOver, PrecisionChoice, PrecisionRequest
 
 
@@ -22,6 +23,8 @@ class PlanRequest:
     gpus_per_replica: int | None = None
     memory_limit_bytes: int | None = None
     """CPU pools: engine.resources.limits.memory."""
+    world_sizes: frozenset[int] | None = BUNDLED_RUNTIME_WORLD_SIZES
+    """Numbers of GPUs that the runtime can spread a replica over; None for any that divides the model."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ Defaults where the spec says nothing:
 * `maxModelLen`: what the model allows, at most what the KV cache of one replica holds; on a CPU at most 8,192, because
   memory there is asked for rather than given.
 * `maxConcurrentRequests`: 64 on GPUs and 16 on a CPU, fewer when the KV cache does not hold 1,024 tokens for each.
-* `gpusPerReplica`: the smallest number that divides the model and leaves a KV cache for the wanted (else 8,192) tokens.
+* `gpusPerReplica`: the smallest number that the runtime runs on, that divides the model and that leaves a KV cache for
+  the wanted (else 8,192) tokens.
 * KV cache: all memory that is left on a GPU; on a CPU 1,024 tokens (or the context, if that is less) per request.
 """
 
@@ -43,6 +44,8 @@ TYPICAL_REQUEST_TOKENS = 1024
 SHORTEST_ADVISED_CONTEXT = 256
 """A shorter context is not worth advising."""
 GIB = 2**30
+UNSUPPORTED_SIZE = "TensorParallelUnsupported"
+"""Reason for machines; the runtime gives the same one when it is started with such a size."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def plan(request: PlanRequest) -> Plan | NoPlan:
         case Plan():
             return dataclasses.replace(outcome, passed_over=tuple(passed))
         case Lack():
-            return NoPlan("NoFit", _no_fit(request, outcome))
+            return _no_fit(request, outcome)
         case None:
             return NoPlan("NotDivisible", "; ".join(f"{item.option}: {item.why}" for item in passed))
 
@@ -92,6 +95,11 @@ def _precheck(request: PlanRequest) -> NoPlan | None:
             f"set it to at most {facts.max_position_embeddings}",
         )
     hardware, gpus = request.hardware, request.gpus_per_replica
+    if gpus is not None and not _runs_on(request, gpus):
+        return NoPlan(
+            UNSUPPORTED_SIZE,
+            f"gpusPerReplica {gpus}: {_runtime_limit(request)}; leave out pools[].gpusPerReplica",
+        )
     if not isinstance(hardware, CpuFacts) and gpus is not None and gpus > hardware.gpus_per_node:
         return NoPlan(
             "NotEnoughGPUs",
@@ -99,6 +107,18 @@ def _precheck(request: PlanRequest) -> NoPlan | None:
             "a replica does not span nodes",
         )
     return None
+
+
+def _runs_on(request: PlanRequest, ranks: int) -> bool:
+    return request.world_sizes is None or ranks in request.world_sizes
+
+
+def _runtime_limit(request: PlanRequest) -> str:
+    """Which numbers of GPUs the runtime runs on, in words; empty when any."""
+    if request.world_sizes is None:
+        return ""
+    numbers = " or ".join(map(str, sorted(request.world_sizes)))
+    return f"this version of the bundled runtime runs on {'one GPU' if numbers == '1' else f'{numbers} GPUs'}"
 
 
 def _sizes(request: PlanRequest) -> tuple[int, ...]:
@@ -117,6 +137,9 @@ def _search(request: PlanRequest) -> tuple[Plan | Lack | None, list[PassedOver]]
     passed: list[PassedOver] = []
     closest: Lack | None = None
     for ranks in _sizes(request):
+        if not _runs_on(request, ranks):
+            passed.append(PassedOver(f"{ranks} GPUs", _runtime_limit(request)))
+            continue
         try:
             layout = ParallelLayout.of(request.facts, ranks)
         except ParallelLayoutError as error:
@@ -198,7 +221,7 @@ def _kv_bytes(
     return wanted if room is None else min(wanted, room // per_page * per_page)
 
 
-def _no_fit(request: PlanRequest, lack: Lack) -> str:
+def _no_fit(request: PlanRequest, lack: Lack) -> NoPlan:
     hardware = request.hardware
     missing = f"{lack.missing_bytes:,} bytes ({lack.missing_bytes / GIB:.1f} GiB)"
     what = f"{lack.precision.weights} weights and {lack.tokens:,} tokens of {lack.precision.kv} KV cache"
@@ -207,7 +230,14 @@ def _no_fit(request: PlanRequest, lack: Lack) -> str:
     else:
         where = f"{lack.ranks} x {hardware.memory_mib} MiB (compute capability {hardware.capability})"
         lead = f"{where} lack {missing} per GPU for {what}"
-    return f"{lead}. {_smallest_change(request, lack)}"
+    advice = _smallest_change(request, lack)
+    if isinstance(hardware, CpuFacts) or request.world_sizes is None:
+        return NoPlan("NoFit", f"{lead}. {advice}")
+    limit = _runtime_limit(request)
+    larger, _ = _search(dataclasses.replace(request, gpus_per_replica=None, world_sizes=None))
+    if isinstance(larger, Plan):
+        return NoPlan(UNSUPPORTED_SIZE, f"{lead}. {larger.ranks} GPUs would hold it, but {limit}. {advice}")
+    return NoPlan("NoFit", f"{lead}; {limit}. {advice}")
 
 
 def _smallest_change(request: PlanRequest, lack: Lack) -> str:
@@ -224,7 +254,8 @@ def _smallest_change(request: PlanRequest, lack: Lack) -> str:
     if isinstance(request.hardware, CpuFacts):
         return "Use a node with more memory, raise the pool's limit, or choose a smaller model."
     need = request.hardware.memory_mib + -(-lack.missing_bytes // MIB)
-    return f"Use GPUs with at least {need:,} MiB each, nodes with more GPUs, or a smaller model."
+    more_gpus = " nodes with more GPUs," if request.world_sizes is None else ""
+    return f"Use GPUs with at least {need:,} MiB each,{more_gpus} or a smaller model."
 
 
 def _changes(request: PlanRequest, lack: Lack) -> list[tuple[PlanRequest, str]]:

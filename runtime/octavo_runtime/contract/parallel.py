@@ -14,6 +14,10 @@ from octavo_runtime.contract.facts import AttentionKind, ModelFacts
 VOCAB_ALIGNMENT = 64
 """Rows that each rank's slice of the vocabulary is padded to, so that output-head tiles are whole."""
 
+BUNDLED_RUNTIME_WORLD_SIZES = frozenset({1})
+"""Tensor-parallel sizes that the runtime of this version loads and runs; it refuses every other one when it starts, so
+the planner must not choose one. The layouts below are for any size: what divides is a fact about the model."""
+
 
 class ParallelLayoutError(ValueError):
     """A model cannot be divided over this many ranks; the message names the figure that does not divide."""
