@@ -16,6 +16,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_MESSAGES = 4096
 
+OBJECT_LEVELS = 3
+"""Objects within each other: body, message, part. In all of them null means the same as leaving the field out."""
+
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -166,7 +169,7 @@ def parse_body(model: type[BodyT], value: object) -> BodyT:
     """Validate a decoded JSON document; raises ApiError 400 naming the first field that is wrong."""
     if not isinstance(value, dict):
         raise bad_request("the request body must be a JSON object", None)
-    asked = {name: given for name, given in value.items() if given is not None}
+    asked = _without_nulls(value, OBJECT_LEVELS)
     for name in [name for name in asked if name not in model.model_fields and name in NEUTRAL]:
         if asked.pop(name) not in NEUTRAL[name]:
             raise bad_request(
@@ -176,6 +179,18 @@ def parse_body(model: type[BodyT], value: object) -> BodyT:
         return model.model_validate(asked)
     except ValidationError as error:
         raise _named(error) from None
+
+
+def _without_nulls(fields: Mapping[str, object], levels: int) -> dict[str, object]:
+    """`fields` without those that are null, in the objects of its lists too, `levels` objects deep."""
+    kept = {name: value for name, value in fields.items() if value is not None}
+    if levels > 1:
+        for name, value in kept.items():
+            if isinstance(value, dict):
+                kept[name] = _without_nulls(value, levels - 1)
+            elif isinstance(value, list):
+                kept[name] = [_without_nulls(item, levels - 1) if isinstance(item, dict) else item for item in value]
+    return kept
 
 
 def _named(error: ValidationError) -> Exception:

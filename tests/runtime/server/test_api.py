@@ -138,6 +138,17 @@ async def test_neutral_values_of_fields_that_do_nothing_are_let_through(server: 
     assert response.status_code == 200
 
 
+async def test_null_is_the_same_as_leaving_a_field_out_at_every_level(server: Serving) -> None:
+    part = {"type": "text", "text": "echo hey", "cache_control": None}
+    messages = [
+        {"role": "assistant", "content": "x", "refusal": None, "tool_calls": None, "audio": None},
+        {"role": "user", "content": [part], "name": None},
+    ]
+    stream_options = {"include_usage": None, "include_obfuscation": None}
+    response = await server.chat("", messages=messages, stream=True, stream_options=stream_options, tools=None)
+    assert response.status_code == 200, response.text
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
