@@ -11,6 +11,7 @@ from octavo_operator.api import labels
 from octavo_operator.api.source import Source, parse_source
 from octavo_operator.api.spec import ModelDeploymentSpec
 from octavo_operator.api.status import ConditionStatus, ModelStatus
+from octavo_operator.inspection.pods import scheduling_trouble
 from octavo_operator.reconcile.model_step import ModelStep, find_model
 from octavo_operator.reconcile.plan_step import hardware_finding, make_plan, outdated_by, planned_finding
 from octavo_operator.reconcile.settings import Settings
@@ -25,6 +26,7 @@ from octavo_operator.resources.frozen import FrozenPlan, Unreadable, plan_inputs
 from octavo_operator.resources.ownership import Manifest
 from octavo_operator.status.conditions import Decided
 from octavo_operator.status.findings import no
+from octavo_operator.status.workload import is_ready
 
 
 @dataclass(frozen=True)
@@ -158,9 +160,24 @@ def _with_model(decision: Decision, step: ModelStep) -> Decision:
 
 
 def _others(world: World, spec: ModelDeploymentSpec) -> tuple[JsonObject, ...]:
-    """Deployments of pools that left the spec."""
+    """Deployments of pools that left the spec, once they are in nobody's service any more.
+
+    They answer until the new pool does; but where its pods find no node, the old ones may be what takes the room.
+    """
+    pods = [
+        pod
+        for pod in world.serving_pods()
+        if pod["metadata"]["labels"].get(labels.POOL) == spec.pool.name and "deletionTimestamp" not in pod["metadata"]
+    ]
+    if spec.replicas > 0 and not any(is_ready(pod) or _finds_no_node(pod) for pod in pods):
+        return ()
     name = deployment_name(world.owner.name, spec.pool.name)
     return tuple(item for item in world.owned_deployments() if item["metadata"]["name"] != name)
+
+
+def _finds_no_node(pod: JsonObject) -> bool:
+    trouble = scheduling_trouble(pod)
+    return trouble is not None and trouble.reason == "Unschedulable"
 
 
 def _explain(error: ValidationError) -> str:
