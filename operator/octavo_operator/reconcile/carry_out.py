@@ -7,10 +7,10 @@ from typing import Any
 
 from octavo_operator.api import labels
 from octavo_operator.cluster.client import Api
-from octavo_operator.cluster.errors import Conflict, Rejected
+from octavo_operator.cluster.errors import ApiError, Conflict, Rejected, Throttled, Unreachable
 from octavo_operator.cluster.kinds import DEPLOYMENTS, PODS, SERVICE_ACCOUNTS, SERVICES, Kind
 from octavo_operator.cluster.store import Key, Store
-from octavo_operator.inspection.pods import Trouble
+from octavo_operator.inspection.pods import Trouble, cut
 from octavo_operator.reconcile.decision import Decision
 from octavo_operator.resources.matching import is_applied
 from octavo_operator.resources.ownership import Manifest, Owner, controller_of
@@ -37,8 +37,18 @@ class Hands:
         """Make the world as decided; raises Blocked with the reason when a child cannot be written.
 
         The inspect pod's identity comes before it, the Service before the pods it will find; what is obsolete goes
-        last, when its successor is there.
+        last, when its successor is there. Where the server is away or busy, or an object changed meanwhile, the
+        caller's own retry is all it takes: these errors pass.
         """
+        try:
+            await self._write(decision, owner)
+        except (Conflict, Throttled, Unreachable):
+            raise
+        except ApiError as error:
+            message = f"the API server failed to write a child: {error}"
+            raise Blocked(Trouble("ApplyFailed", cut(message)), retry=True) from error
+
+    async def _write(self, decision: Decision, owner: Owner) -> None:
         if decision.service_account is not None:
             await self._ensure(SERVICE_ACCOUNTS, decision.service_account, owner)
         if decision.inspect_pod is not None:

@@ -1,0 +1,44 @@
+"""What the API server answers to the operator's writes reaches status."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo_operator.api.status import ConditionType as C
+from octavo_operator.cluster.errors import ApiError, Throttled, Unreachable, error_of
+from tests.operator.fake_api import Write
+from tests.operator.harness import INLINE, KEY, Cluster
+
+WEBHOOK = "failed calling webhook policy.example: connection refused"
+
+
+@pytest.mark.parametrize(("source", "kind"), [(INLINE, "deployments"), (None, "pods")])
+async def test_a_webhook_that_is_down_is_said_and_tried_again(source: dict[str, object] | None, kind: str) -> None:
+    cluster = Cluster()
+
+    def fail(write: Write) -> None:
+        if write.kind == kind:
+            raise error_of(500, "InternalError", WEBHOOK)
+
+    cluster.api.before_write = fail
+    cluster.submit(**({"model": source} if source else {}))
+    due = await cluster.settle()
+    assert due is not None
+    assert cluster.condition(C.READY)["reason"] == "ApplyFailed"
+    assert WEBHOOK in cluster.condition(C.READY)["message"]
+    cluster.api.before_write = lambda _write: None
+    await cluster.settle()
+    assert cluster.condition(C.READY)["status"] == "Unknown", "it goes on when the webhook is back"
+
+
+@pytest.mark.parametrize("error", [Throttled(429, "TooManyRequests", "", 1.0), Unreachable(0, "Timeout", "")])
+async def test_a_server_that_is_busy_or_away_is_left_to_the_queue(error: ApiError) -> None:
+    cluster = Cluster()
+
+    def fail(_write: Write) -> None:
+        raise error
+
+    cluster.api.before_write = fail
+    cluster.submit(model=INLINE)
+    with pytest.raises(type(error)):
+        await cluster.reconciler.reconcile(KEY)
