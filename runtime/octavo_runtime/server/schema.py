@@ -1,6 +1,7 @@
 """Request bodies: closed models. What is not implemented is refused with its name, never ignored.
 
-OpenAI fields that Octavo does not implement are let through only with the value that asks for nothing (`NEUTRAL`).
+OpenAI fields that Octavo does not implement are let through only with the value that asks for nothing (`NEUTRAL`
+of each body).
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ MAX_MESSAGES = 4096
 OBJECT_LEVELS = 3
 """Objects within each other: body, message, part. In all of them null means the same as leaving the field out."""
 
-NEUTRAL: Mapping[str, tuple[object, ...]] = {
+Neutral = Mapping[str, tuple[object, ...]]
+"""Fields that OpenAI or vLLM knows and Octavo does not implement, and the values of each that ask for nothing."""
+
+NEUTRAL_ANYWHERE: Neutral = {
     "n": (1,),
     "best_of": (1,),
     "presence_penalty": (0,),
@@ -28,22 +32,11 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "min_p": (0,),
     "min_tokens": (0,),
     "logit_bias": ({},),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "echo": (False,),
-    "suffix": ("",),
-    "store": (False,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "functions": ([],),
     "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
 }
-"""Known fields without an implementation, and the values that ask for nothing."""
 
 _Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
@@ -66,6 +59,8 @@ class GenerationBody(Body):
 
     PROMPT_FIELD: ClassVar[str]
     """Which field holds the prompt, for errors about it."""
+    NEUTRAL: ClassVar[Neutral]
+    """Fields that are let through with these values only."""
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
     stream: bool = False
@@ -109,23 +104,33 @@ class TextPart(Body):
 
 
 class ChatMessage(Body):
-    """One turn."""
+    """One turn. OpenAI's `name` is refused: most templates drop it, and the model would mix the speakers up."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart]
-    name: Annotated[str, Field(max_length=64)] | None = None
 
     def plain(self) -> dict[str, str]:
-        """What chat templates expect: role and one string."""
+        """What chat templates expect: role and one string. They know `developer` by its older name, `system`."""
         parts = self.content
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        return {"role": self.role, "content": text}
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
 class ChatBody(GenerationBody):
     """Body of /v1/chat/completions."""
 
     PROMPT_FIELD = "messages"
+    NEUTRAL = {
+        **NEUTRAL_ANYWHERE,
+        "logprobs": (False,),
+        "top_logprobs": (0,),
+        "store": (False,),
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
+        "parallel_tool_calls": (True, False),
+        "functions": ([],),
+        "modalities": (["text"],),
+    }
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -146,6 +151,8 @@ class CompletionBody(GenerationBody):
     """Body of /v1/completions."""
 
     PROMPT_FIELD = "prompt"
+    NEUTRAL = {**NEUTRAL_ANYWHERE, "echo": (False,), "suffix": ("",)}
+    """Without `logprobs`, a number here: 0 still asks for those of the tokens of the answer."""
 
     prompt: (
         str
@@ -170,8 +177,9 @@ def parse_body(model: type[BodyT], value: object) -> BodyT:
     if not isinstance(value, dict):
         raise bad_request("the request body must be a JSON object", None)
     asked = _without_nulls(value, OBJECT_LEVELS)
-    for name in [name for name in asked if name not in model.model_fields and name in NEUTRAL]:
-        if asked.pop(name) not in NEUTRAL[name]:
+    for name in [name for name in asked if name in model.NEUTRAL]:
+        given = asked.pop(name)
+        if not any(_same(given, neutral) for neutral in model.NEUTRAL[name]):
             raise bad_request(
                 f"{name} is not supported by this server; leave it out", name, code="unsupported_parameter"
             )
@@ -179,6 +187,11 @@ def parse_body(model: type[BodyT], value: object) -> BodyT:
         return model.model_validate(asked)
     except ValidationError as error:
         raise _named(error) from None
+
+
+def _same(given: object, neutral: object) -> bool:
+    """Equality of JSON values, which Python's is but for true and 1, false and 0."""
+    return isinstance(given, bool) is isinstance(neutral, bool) and given == neutral
 
 
 def _without_nulls(fields: Mapping[str, object], levels: int) -> dict[str, object]:

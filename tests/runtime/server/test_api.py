@@ -11,6 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from octavo_runtime.server.schema import ChatBody, parse_body
 from tests.runtime.server.echo import FAIL, FAIL_LATE, HOLD, MAX_MODEL_LEN
 from tests.runtime.server.serving import MODEL, Serving, serving, until
 
@@ -153,7 +154,13 @@ async def test_null_is_the_same_as_leaving_a_field_out_at_every_level(server: Se
     ("fields", "param"),
     [
         ({"n": 2}, "n"),
+        ({"n": True}, "n"),
+        ({"presence_penalty": False}, "presence_penalty"),
         ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"top_logprobs": 0.5}, "top_logprobs"),
+        ({"echo": False}, "echo"),
+        ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, "messages.0.name"),
         ({"presence_penalty": 0.5}, "presence_penalty"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"tools": [{"type": "function"}]}, "tools"),
@@ -167,6 +174,26 @@ async def test_an_unsupported_field_is_refused_by_name(server: Serving, fields: 
     assert (response.status_code, error["param"], error["code"]) == (400, param, "unsupported_parameter")
     assert param in str(error["message"])
     assert response.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.parametrize("logprobs", [0, 1, 5, False])
+async def test_a_completion_with_logprobs_is_refused_even_for_none_but_the_chosen_token(
+    server: Serving, logprobs: object
+) -> None:
+    response = await server.complete("echo hey", logprobs=logprobs)
+    error = error_of(response)
+    assert (response.status_code, error["param"], error["code"]) == (400, "logprobs", "unsupported_parameter")
+
+
+async def test_neutral_values_of_a_completion_are_let_through(server: Serving) -> None:
+    neutral = {"n": 1, "best_of": 1, "echo": False, "suffix": "", "logprobs": None, "frequency_penalty": 0.0}
+    assert (await server.complete("echo hey", **neutral)).status_code == 200
+
+
+async def test_a_developer_speaks_to_templates_as_the_system() -> None:
+    messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "hey"}]
+    body = parse_body(ChatBody, {"model": MODEL, "messages": messages})
+    assert [message.plain()["role"] for message in body.messages] == ["system", "user"]
 
 
 @pytest.mark.parametrize(
