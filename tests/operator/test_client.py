@@ -119,6 +119,31 @@ async def test_an_expired_token_is_read_anew() -> None:
     assert tokens == ["Bearer token-1", "Bearer token-2"]
 
 
+async def test_two_calls_refused_at_once_share_the_new_session_instead_of_closing_it() -> None:
+    """The second refusal arrives while the first call's retry is under way, on the session that must stay open."""
+    first_retry, second_retry = asyncio.Event(), asyncio.Event()
+    tokens: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        name, old = request.path.rsplit("/", 1)[1], request.headers["Authorization"] == "Bearer token-1"
+        tokens.append(f"{name} {request.headers['Authorization'][-1]}")
+        if old and name == "late":
+            await first_retry.wait()
+        if old:
+            return web.json_response({"reason": "Unauthorized"}, status=401)
+        if name == "early":
+            first_retry.set()
+            await second_retry.wait()
+        else:
+            second_retry.set()
+        return web.json_response({"metadata": {"name": name}})
+
+    async with api_server(answer) as client:
+        early, late = await asyncio.gather(client.get(PODS, "team", "early"), client.get(PODS, "team", "late"))
+    assert (early, late) == ({"metadata": {"name": "early"}}, {"metadata": {"name": "late"}})
+    assert sorted(tokens) == ["early 1", "early 2", "late 1", "late 2"], "one login serves both"
+
+
 async def test_a_server_that_never_answers_is_unreachable_within_the_timeout() -> None:
     async def answer(_request: web.Request) -> web.Response:
         await asyncio.Event().wait()

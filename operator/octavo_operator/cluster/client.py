@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -46,21 +47,31 @@ class Api(Protocol):
         """Delete this very object (by uid); one that is gone already is fine."""
 
 
+@dataclass(eq=False)
+class _Connection:
+    """A session with the credential that it was opened for. A refused one is closed when its last call is over."""
+
+    session: aiohttp.ClientSession
+    server: str
+    headers: Mapping[str, str]
+    calls: int = 0
+    """Calls under way on it."""
+    refused: bool = False
+
+
 class KubeClient:
     """Calls one API server. `login` is asked again when the server no longer takes the credential."""
 
     def __init__(self, login: Callable[[], kopf.ConnectionInfo], timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._login = login
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=min(10.0, timeout_seconds))
-        self._session: aiohttp.ClientSession | None = None
-        self._server = ""
-        self._headers: dict[str, str] = {}
+        self._connection: _Connection | None = None
 
     async def close(self) -> None:
         """Close all connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.session.close()
 
     async def get(self, kind: Kind, namespace: str, name: str) -> JsonObject | None:
         """The object, or None when there is none."""
@@ -144,30 +155,39 @@ class KubeClient:
         content_type: str = "application/json",
         verb: str = "",
     ) -> JsonObject:
-        """One call; a refused credential is read anew, once."""
+        """One call; a refused credential is read anew, once. Calls that are refused together share the new one."""
         for last in (False, True):
-            session = self._session or self._open()
+            connection = self._connection or self._open()
+            connection.calls += 1
             try:
                 return await self._once(
-                    session, method, kind, path, query=query, body=body, content_type=content_type, verb=verb
+                    connection, method, kind, path, query=query, body=body, content_type=content_type, verb=verb
                 )
             except Unauthorized:
                 if last:
                     raise
-                await self.close()
+                connection.refused = True
+                if self._connection is connection:
+                    self._connection = None
+            finally:
+                connection.calls -= 1
+                if connection.refused and not connection.calls:
+                    await connection.session.close()
         raise AssertionError("unreachable")
 
-    def _open(self) -> aiohttp.ClientSession:
+    def _open(self) -> _Connection:
         info = self._login()
-        self._server = info.server.rstrip("/")
-        self._headers = {"Accept": "application/json", "User-Agent": FIELD_MANAGER, **info.as_http_headers()}
         connector = aiohttp.TCPConnector(limit=CONNECTIONS, ssl=info.as_ssl_context())
-        self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, proxy=info.proxy_url)
-        return self._session
+        self._connection = _Connection(
+            session=aiohttp.ClientSession(connector=connector, timeout=self._timeout, proxy=info.proxy_url),
+            server=info.server.rstrip("/"),
+            headers={"Accept": "application/json", "User-Agent": FIELD_MANAGER, **info.as_http_headers()},
+        )
+        return self._connection
 
     async def _once(
         self,
-        session: aiohttp.ClientSession,
+        connection: _Connection,
         method: str,
         kind: Kind,
         path: str,
@@ -177,12 +197,12 @@ class KubeClient:
         content_type: str,
         verb: str,
     ) -> JsonObject:
-        url = self._server + quote(path)
-        headers = {**self._headers, "Content-Type": content_type}
+        url = connection.server + quote(path)
+        headers = {**connection.headers, "Content-Type": content_type}
         data = None if body is None else json.dumps(body)
         code = "none"
         try:
-            async with session.request(method, url, params=query, data=data, headers=headers) as response:
+            async with connection.session.request(method, url, params=query, data=data, headers=headers) as response:
                 code = str(response.status)
                 text = await response.text()
                 retry_after = response.headers.get("Retry-After")
