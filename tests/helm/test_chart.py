@@ -94,8 +94,7 @@ def test_the_operator_accepts_the_arguments_that_it_is_given(helm: Path) -> None
 def test_the_roles_grant_what_the_operator_needs_and_no_more(helm: Path) -> None:
     objects = render(helm)
     roles = {role["metadata"]["name"]: role["rules"] for role in of_kind(objects, "ClusterRole")}
-    extra = {("serving.octavo.dev", "modeldeployments/finalizers", "update")}
-    assert grants(roles["octavo-operator"]) == needed(REQUIRED) | extra
+    assert grants(roles["octavo-operator"]) == needed(REQUIRED)
     assert grants(roles["octavo-operator-nodes"]) == needed(OPTIONAL)
 
 

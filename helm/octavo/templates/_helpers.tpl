@@ -35,10 +35,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 - apiGroups: [serving.octavo.dev]
   resources: [modeldeployments/status]
   verbs: [update]
-- apiGroups: [serving.octavo.dev]
-  # Owner references with blockOwnerDeletion need it where the admission plugin of that name is on (OpenShift).
-  resources: [modeldeployments/finalizers]
-  verbs: [update]
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [get, list, watch, create, patch, delete]
