@@ -76,7 +76,7 @@ def _without_node_permission(pool: PoolSpec, resource: str | None) -> Hardware |
     return HardwareMissing(
         "NodesNotReadable",
         f"the operator may not read nodes, so the GPUs of pool {pool.name} are unknown: "
-        "set spec.pools[].hardware {computeCapability, memoryMiB}, or let the operator get, list and watch nodes",
+        "set spec.pools[].hardware {computeCapability, memoryMiB}, or let the operator list and watch nodes",
     )
 
 
