@@ -52,7 +52,7 @@ class Hands:
         if decision.service_account is not None:
             await self._ensure(SERVICE_ACCOUNTS, decision.service_account, owner)
         if decision.inspect_pod is not None:
-            await self._create_pod(decision.inspect_pod)
+            await self._create_pod(decision.inspect_pod, owner)
         if decision.service is not None:
             await self._ensure(SERVICES, decision.service, owner)
         if decision.deployment is not None:
@@ -83,15 +83,25 @@ class Hands:
             message = f"the API server refuses {kind.name} {metadata['name']}: {error.message}"
             raise Blocked(Trouble("ApplyRejected", message), retry=True) from error
 
-    async def _create_pod(self, manifest: Manifest) -> None:
+    async def _create_pod(self, manifest: Manifest, owner: Owner) -> None:
         try:
             self._store.put(PODS, await self._api.create(PODS, manifest))
         except Conflict:
-            # Made before a restart and not in the cache yet: the watch will bring it.
-            return
+            if not await self._take_over(manifest, owner):
+                raise  # gone meanwhile: the caller looks again
         except Rejected as error:
             message = f"the API server refuses the inspect pod: {error.message}"
             raise Blocked(Trouble("InspectPodRejected", message), retry=True) from error
+
+    async def _take_over(self, manifest: Manifest, owner: Owner) -> bool:
+        """Whether the name is taken by a pod of ours, which the cache lacked; raises Blocked for a stranger's."""
+        live = await self._api.get(PODS, manifest["metadata"]["namespace"], manifest["metadata"]["name"])
+        if live is None:
+            return False
+        if not owner.controls(live):
+            raise Blocked(_not_ours(PODS, live, owner), retry=True)
+        self._store.put(PODS, live)
+        return True
 
 
 def _not_ours(kind: Kind, live: Mapping[str, Any], owner: Owner) -> Trouble:
