@@ -102,7 +102,10 @@ def _is_loopback(request: Request) -> bool:
 
 async def _api_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return JSONResponse(error.body(), error.status, error.headers())
+    headers = error.headers()
+    if error.status is HTTPStatus.REQUEST_TIMEOUT:
+        headers["connection"] = "close"  # its body may still trickle in; nobody waits for it
+    return JSONResponse(error.body(), error.status, headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

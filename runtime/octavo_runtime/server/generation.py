@@ -43,10 +43,16 @@ class Generation:
     limits: AdmissionLimits
     max_model_len: int
     max_body_bytes: int
+    max_body_seconds: float
     vocab_size: int
     metrics: ServerMetrics
     rate: FinishRate
     clock: Callable[[], float]
+
+    @property
+    def body_limits(self) -> tuple[int, float]:
+        """Bytes and seconds that a request's body may take."""
+        return self.max_body_bytes, self.max_body_seconds
 
     def submit_for(self, body: GenerationBody, id: str, prompt: list[int], limit: int | None) -> Submit:  # noqa: A002
         """Check lengths and fill in defaults; `limit` None asks for all that fits. Raises ApiError 400."""

@@ -52,7 +52,7 @@ class OpenAiApi:
     async def chat(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         arrived, generation = self._begin()
-        body = parse_body(ChatBody, await read_json(request, generation.max_body_bytes))
+        body = parse_body(ChatBody, await read_json(request, *generation.body_limits))
         self._require_model(body.model)
         prompt = await generation.codec.encode_chat([message.plain() for message in body.messages])
         writer = ChatWriter(_new_id("chatcmpl"), self.served_model, int(time.time()))
@@ -62,7 +62,7 @@ class OpenAiApi:
     async def completion(self, request: Request) -> Response:
         """POST /v1/completions."""
         arrived, generation = self._begin()
-        body = parse_body(CompletionBody, await read_json(request, generation.max_body_bytes))
+        body = parse_body(CompletionBody, await read_json(request, *generation.body_limits))
         self._require_model(body.model)
         given = body.only_prompt
         prompt = await generation.codec.encode(given) if isinstance(given, str) else given

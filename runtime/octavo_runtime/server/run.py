@@ -123,6 +123,7 @@ class Server:
                 limits=AdmissionLimits(self.settings.max_num_seqs, self.settings.max_queued_requests, queued),
                 max_model_len=started.max_model_len,
                 max_body_bytes=self.settings.max_body_bytes or _body_limit_bytes(started.max_model_len),
+                max_body_seconds=self.settings.max_body_seconds,
                 vocab_size=self.settings.vocab_size,
                 metrics=metrics,
                 rate=FinishRate(),

@@ -29,3 +29,5 @@ class ServeSettings:
     max_body_bytes: int | None = None
     """By default 64 bytes for every token that a request may have, at least 1 MiB: text has about 5 bytes a token, and
     up to six times that when JSON escapes it."""
+    max_body_seconds: float = 30.0
+    """How long a request's body may take to arrive: it holds memory, and a drain waits for it, before admission."""

@@ -20,7 +20,7 @@ from octavo_runtime.server.metrics import EngineView, ServerMetrics
 from octavo_runtime.server.openai import OpenAiApi
 from octavo_runtime.server.run import bind
 from tests.runtime.server.echo import DIE, HANG, HOLD, RELEASE, crash_at_start, never_starts, program, refuse_to_start
-from tests.runtime.server.serving import Serving, serving, until
+from tests.runtime.server.serving import WAIT_SECONDS, Serving, serving, until
 
 
 class Clock:
@@ -181,6 +181,20 @@ def slow_request(server: Serving) -> httpx.Request:
         yield f'"prompt": "{RELEASE}"}}'.encode()
 
     return server.http.build_request("POST", "/v1/completions", content=body())  # type: ignore[arg-type]
+
+
+async def test_a_body_that_does_not_arrive_in_time_is_refused_and_delays_no_drain() -> None:
+    async with serving(drain_seconds=600.0, max_body_seconds=0.05) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{")
+        async with asyncio.timeout(WAIT_SECONDS):
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        assert head.startswith(b"HTTP/1.1 408 ")
+        assert b"connection: close" in head
+        assert b"the request body did not arrive within 0.05 s" in body
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await server.ended() is None
 
 
 async def test_when_the_drain_time_is_over_open_requests_get_a_retryable_error() -> None:
