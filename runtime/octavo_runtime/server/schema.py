@@ -7,7 +7,9 @@ of each body).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self, TypeVar
+from functools import reduce
+from operator import getitem
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -16,6 +18,7 @@ from octavo_runtime.server.errors import bad_request
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_MESSAGES = 4096
+MAX_SHOWN_CHARACTERS = 80
 
 OBJECT_LEVELS = 3
 """Objects within each other: body, message, part. In all of them null means the same as leaving the field out."""
@@ -37,6 +40,13 @@ NEUTRAL_ANYWHERE: Neutral = {
     "skip_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
 }
+
+FORMS: Mapping[str, str] = {
+    "stop": f"a string or a list of at most {MAX_STOP_STRINGS} strings, each of 1 to {MAX_STOP_CHARACTERS} characters",
+    "content": 'a string or a list of parts {"type": "text", "text": "..."}; images, audio and files are not supported',
+    "prompt": "a string, a list of token ids or a list of one string",
+}
+"""What the fields accept that have more than one form. Pydantic reports such a field once for each form."""
 
 _Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 
@@ -186,7 +196,7 @@ def parse_body(model: type[BodyT], value: object) -> BodyT:
     try:
         return model.model_validate(asked)
     except ValidationError as error:
-        raise _named(error) from None
+        raise _named(error, asked) from None
 
 
 def _same(given: object, neutral: object) -> bool:
@@ -206,12 +216,25 @@ def _without_nulls(fields: Mapping[str, object], levels: int) -> dict[str, objec
     return kept
 
 
-def _named(error: ValidationError) -> Exception:
+def _named(error: ValidationError, asked: Mapping[str, object]) -> Exception:
     first = error.errors(include_url=False, include_context=False)[0]
-    path = ".".join(str(part) for part in first["loc"])
+    location = first["loc"]
+    # Behind a field with several forms a location goes on with pydantic's names for them, which nobody sent.
+    field = next((part for part in location[:-1] if part in FORMS), None)
+    if field is not None:
+        location = location[: location.index(field) + 1]
+    path = ".".join(str(part) for part in location)
+    if field is not None:
+        given: Any = reduce(getitem, location, cast(Any, asked))
+        return bad_request(f"{path} must be {FORMS[str(field)]}{_got(given)}", path)
     if first["type"] == "extra_forbidden":
         return bad_request(f"{path} is not supported by this server; leave it out", path, code="unsupported_parameter")
-    shown = repr(first["input"])
-    found = "" if first["type"] == "missing" or len(shown) > 80 else f", got {shown}"
+    found = "" if first["type"] == "missing" else _got(first["input"])
     message = first["msg"].removeprefix("Value error, ")
     return bad_request(f"{path}: {message}{found}" if path else message, path or None)
+
+
+def _got(value: object) -> str:
+    """A value for the end of a message, unless it is long."""
+    shown = repr(value)
+    return "" if len(shown) > MAX_SHOWN_CHARACTERS else f", got {shown}"

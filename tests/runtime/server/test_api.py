@@ -224,6 +224,39 @@ async def test_a_wrong_value_is_refused_by_name(server: Serving, fields: dict[st
     assert error["type"] == "invalid_request_error"
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"stop": 5}, "stop", "stop must be a string or a list of at most 16 strings, each of 1 to 1024 characters"),
+        ({"stop": ["x", ""]}, "stop", "each of 1 to 1024 characters, got ['x', '']"),
+        (
+            {"messages": [{"role": "user", "content": [IMAGE]}]},
+            "messages.0.content",
+            "images, audio and files are not supported",
+        ),
+        ({"messages": [{"role": "user", "content": {"str": 1}}]}, "messages.0.content", "must be a string or a list"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content", "messages.0.content: Field required"),
+    ],
+)
+async def test_a_value_of_none_of_the_accepted_forms_is_told_which_there_are(
+    server: Serving, fields: dict[str, object], param: str, said: str
+) -> None:
+    error = error_of(await server.chat("echo hey", **fields))
+    assert error["param"] == param
+    assert said in str(error["message"])
+
+
+@pytest.mark.parametrize("prompt", [5, [], [-1], ["one", "two"], [1, "x"], {"str": "x"}])
+async def test_a_prompt_of_no_accepted_form_is_told_which_there_are(server: Serving, prompt: object) -> None:
+    response = await server.http.post("/v1/completions", json={"model": MODEL, "prompt": prompt})
+    error = error_of(response)
+    assert error["param"] == "prompt"
+    assert "prompt must be a string, a list of token ids or a list of one string" in str(error["message"])
+
+
 async def test_an_unknown_model_is_not_found(server: Serving) -> None:
     response = await server.http.post("/v1/completions", json={"model": "gpt-4", "prompt": "x"})
     error = error_of(response)
