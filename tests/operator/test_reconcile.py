@@ -231,13 +231,13 @@ async def test_a_refusal_that_will_not_go_away_is_not_tried_again_until_the_spec
     cluster = Cluster()
     cluster.submit()
     await cluster.settle()
-    cluster.finish_inspection(Refusal(reason="ConfigMissing", message="config.json is missing in /models/model"))
+    cluster.finish_inspection(Refusal(reason="ConfigInvalid", message="config.json in /models/model is no JSON"))
     due = await cluster.settle()
     assert due is None
     cluster.advance(100_000)
     await cluster.settle()
     assert len(cluster.inspect_pods()) == 1
-    assert cluster.condition(C.MODEL_INSPECTED)["reason"] == "ConfigMissing"
+    assert cluster.condition(C.MODEL_INSPECTED)["reason"] == "ConfigInvalid"
     assert "config.json" in cluster.condition(C.READY)["message"]
     assert SOURCE in cluster.condition(C.READY)["message"], "the source that the user wrote, not only a path in a pod"
     cluster.submit(model={"source": "oci://registry.example/octavo/tiny-moe:better"})

@@ -10,12 +10,13 @@ from octavo_operator.cluster.errors import ApiError, Throttled, Unreachable, err
 from octavo_operator.cluster.kinds import DEPLOYMENTS, PODS
 from tests.operator.fake_api import Write
 from tests.operator.harness import INLINE, KEY, NAMESPACE, Cluster
+from tests.operator.samples import SOURCE
 
 WEBHOOK = "failed calling webhook policy.example: connection refused"
 
 
-@pytest.mark.parametrize(("source", "kind"), [(INLINE, "deployments"), (None, "pods")])
-async def test_a_webhook_that_is_down_is_said_and_tried_again(source: dict[str, object] | None, kind: str) -> None:
+@pytest.mark.parametrize(("model", "kind"), [(INLINE, "deployments"), ({"source": SOURCE}, "pods")])
+async def test_a_webhook_that_is_down_is_said_and_tried_again(model: dict[str, object], kind: str) -> None:
     cluster = Cluster()
 
     def fail(write: Write) -> None:
@@ -23,7 +24,7 @@ async def test_a_webhook_that_is_down_is_said_and_tried_again(source: dict[str, 
             raise error_of(500, "InternalError", WEBHOOK)
 
     cluster.api.before_write = fail
-    cluster.submit(**({"model": source} if source else {}))
+    cluster.submit(model=model)
     due = await cluster.settle()
     assert due is not None
     assert cluster.condition(C.READY)["reason"] == "ApplyFailed"

@@ -1,7 +1,8 @@
 """Decide what to do about an inspection, from the inspect pods that are there. The pods are the only state.
 
 A refusal that may go away by itself (a hub that does not answer) and an environment that failed (eviction, deadline)
-are tried again with a growing delay; a refusal that will not (no such repository, a dense model) waits for the spec.
+are tried again with a growing delay. So is, seldom and without a word in status, what a user mends outside the spec (a
+licence, a file that was not there); what only another spec can help (a dense model) waits for the spec.
 """
 
 from __future__ import annotations
@@ -22,11 +23,24 @@ from octavo_operator.inspection.pods import (
     waiting_trouble,
 )
 from octavo_runtime.contract.facts import ModelFacts
-from octavo_runtime.contract.termination import TerminationReport
+from octavo_runtime.contract.termination import Refusal, TerminationReport
 
 RETRY_BASE_SECONDS = 10
 RETRY_CAP_SECONDS = 300
 LARGEST_EXPONENT = 10
+MENDABLE_REASONS = frozenset(
+    {
+        "SourceForbidden",
+        "SourceNotFound",
+        "ConfigMissing",
+        "ShardMissing",
+        "CheckpointCorrupt",
+        "CheckpointUnreadable",
+    }
+)
+"""Refusals about the world and not about the spec: nothing tells us when a user has mended it."""
+AGAIN = f"tried again every {RETRY_CAP_SECONDS // 60} minutes, and at once when annotation {labels.REPLAN} changes"
+"""Names no time, so that looking again in vain is no news."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,8 @@ class Failed:
 
     trouble: Trouble
     retry_at: datetime | None
+    standing: bool = False
+    """The trouble itself says when it is tried again, in the same words every time."""
 
 
 Inspection = Found | Start | Running | Failed
@@ -89,12 +105,15 @@ def decide(pods: Sequence[PodBody], model_image: str | None, now: datetime) -> I
     if report is not None and report.facts is not None:
         return Found(report.facts, _image_ref(latest))
     trouble = failure_of(latest, model_image)
-    if report is not None and report.refusal is not None and not report.refusal.retryable:
+    refusal = None if report is None else report.refusal
+    mendable = refusal is not None and _is_mendable(refusal)
+    if refusal is not None and not refusal.retryable and not mendable:
         return Failed(trouble, retry_at=None)
-    due = _ended_at(latest, now) + retry_delay(attempt_of(latest))
+    delay = timedelta(seconds=RETRY_CAP_SECONDS) if mendable else retry_delay(attempt_of(latest))
+    due = _ended_at(latest, now) + delay
     if now >= due:
         return Start(attempt_of(latest) + 1, previous=trouble)
-    return Failed(trouble, retry_at=due)
+    return Failed(trouble, retry_at=due, standing=mendable)
 
 
 def ended(pod: PodBody) -> bool:
@@ -106,8 +125,13 @@ def failure_of(pod: PodBody, model_image: str | None) -> Trouble:
     """Why an ended pod brought no facts."""
     report = TerminationReport.parse(_last_word(pod))
     if report is not None and report.refusal is not None:
-        return Trouble(report.refusal.reason, report.refusal.message)
+        again = f"; {AGAIN}" if _is_mendable(report.refusal) else ""
+        return Trouble(report.refusal.reason, report.refusal.message + again)
     return _environment_trouble(pod, model_image)
+
+
+def _is_mendable(refusal: Refusal) -> bool:
+    return refusal.reason in MENDABLE_REASONS and not refusal.retryable
 
 
 def _last_word(pod: PodBody) -> str:

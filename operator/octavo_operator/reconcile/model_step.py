@@ -132,7 +132,7 @@ def _finding(outcome: Inspection, source: str) -> Finding:
     match outcome:
         case Running(trouble) if trouble is not None:
             return no(trouble.reason, _about(source, trouble))
-        case Failed(trouble, None):
+        case Failed(trouble, None) | Failed(trouble, _, True):
             return no(trouble.reason, _about(source, trouble))
         case Failed(trouble, retry_at) if retry_at is not None:
             return no(trouble.reason, f"{_about(source, trouble)}; next attempt at {timestamp(retry_at)}")
