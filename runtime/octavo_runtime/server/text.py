@@ -71,6 +71,9 @@ class TextCodec:
             return self.template.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         except TemplateError as error:
             raise bad_request(f"the model's chat template refuses these messages: {error}", "messages") from error
+        except Exception as error:  # the template is a program of the checkpoint's and may raise anything
+            message = f"the model's chat template fails on these messages: {type(error).__name__}: {error}"
+            raise bad_request(message, "messages") from error
 
     async def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if len(text) <= LONG_TEXT_CHARACTERS:
@@ -90,8 +93,9 @@ def load_codec(model: Path) -> TextCodec:
 
     try:
         loaded = PreTrainedTokenizerFast.from_pretrained(model, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise Refused("TokenizerInvalid", f"{model / 'tokenizer.json'} cannot be loaded: {error}") from error
+    except Exception as error:  # parsers of others over files of others: their errors have no common class
+        files = f"{model / 'tokenizer.json'} with the tokenizer_config.json beside it"
+        raise Refused("TokenizerInvalid", f"{files} cannot be loaded: {type(error).__name__}: {error}") from error
     tokenizer: Tokenizer = loaded.backend_tokenizer
     tokenizer.no_truncation()
     tokenizer.no_padding()

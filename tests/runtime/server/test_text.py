@@ -100,3 +100,19 @@ def test_a_broken_file_is_refused_by_name(tmp_path: Path, name: str) -> None:
     (write_model(tmp_path) / name).write_text('{"version": ')
     with pytest.raises(Refused, match=name):
         load_codec(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", ["[]", "null", '{"eos_token": 3}'])
+def test_a_tokenizer_file_of_another_shape_is_refused_by_name(tmp_path: Path, name: str, content: str) -> None:
+    (write_model(tmp_path) / name).write_text(content)
+    with pytest.raises(Refused, match=name) as error:
+        load_codec(tmp_path)
+    assert error.value.reason == "TokenizerInvalid"
+
+
+async def test_messages_that_break_the_template_are_a_400(tmp_path: Path) -> None:
+    codec = load_codec(write_model(tmp_path, template="{{ messages[0].content + 1 }}"))
+    with pytest.raises(ApiError, match="chat template fails on these messages: TypeError") as error:
+        await codec.encode_chat([{"role": "user", "content": "x"}])
+    assert (error.value.status, error.value.param) == (400, "messages")
