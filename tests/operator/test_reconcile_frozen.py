@@ -91,3 +91,25 @@ async def test_a_replan_that_an_unreadable_plan_has_answered_is_not_obeyed_again
     cluster.start_operator(image=OTHER_IMAGE)
     await cluster.settle()
     assert cluster.deployment == before
+
+
+@pytest.mark.parametrize("change", [{"context": {"maxModelLen": 4096}}, {"model": {"source": "pvc://models/other"}}])
+@pytest.mark.parametrize("replicas", [0, 3])
+async def test_replicas_are_obeyed_while_the_rest_of_the_spec_has_no_plan(
+    change: dict[str, Any], replicas: int
+) -> None:
+    cluster = await served()
+    before = cluster.deployment["spec"]
+    cluster.submit(**{"model": INLINE, **change, "replicas": replicas})
+    await cluster.settle()
+    assert cluster.deployment["spec"] == {**before, "replicas": replicas}
+    assert cluster.condition(C.PLANNED)["status"] != "True"
+
+
+async def test_an_old_pool_is_left_alone_while_the_new_one_has_no_plan() -> None:
+    cluster = await served()
+    before = cluster.deployment
+    pools = [{"name": "other", "accelerator": "None"}]
+    cluster.submit(model=INLINE, pools=pools, context={"maxModelLen": 4096}, replicas=3)
+    await cluster.settle()
+    assert cluster.deployment == before

@@ -43,7 +43,7 @@ class Decision:
     service_account: Manifest | None = None
     service: Manifest | None = None
     deployment: Manifest | None = None
-    """None where there is no plan for the present spec: then what runs is left as it is."""
+    """Of the plan before while there is none for the present spec; None where there is no plan at all for the pool."""
     inspect_pod: Manifest | None = None
     """To be created."""
     obsolete_pods: tuple[JsonObject, ...] = ()
@@ -130,7 +130,9 @@ def _keep(
 def _renew(
     base: Decision, world: World, spec: ModelDeploymentSpec, model: ModelStep, replan: str, settings: Settings
 ) -> Decision:
-    """A new spec or an asked-for replan: plan, and until there is a plan leave alone what runs."""
+    """A new spec or an asked-for replan: plan, and until there is a plan only the number of pods changes."""
+    if base.frozen is not None and base.frozen.pool_name == spec.pool.name:
+        base = dataclasses.replace(base, deployment=build_deployment(world.owner, spec, base.frozen))
     if model.model is None or model.finding.status is not ConditionStatus.TRUE:
         return _with_model(dataclasses.replace(base, decided=Decided(model=model.finding)), model)
     step = make_plan(world, spec, model.model, replan, settings)
