@@ -9,13 +9,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from octavo_kernels.formats.verdict import Finding, reasons_of, word_of
 from octavo_runtime.contract import metrics as names
 from octavo_runtime.engine.messages import EngineStats, FinishReason, Started
-
-KV_PAGES_SET_ASIDE = "octavo_kv_pages_set_aside"
-PREEMPTIONS = "octavo_preemptions"
-INTEGRITY_RECOMPUTED = "octavo_kv_integrity_recomputed"
-ENGINE_SILENT_SECONDS = "octavo_engine_silent_seconds"
 
 FIRST_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 BETWEEN_TOKENS_BUCKETS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
@@ -78,7 +74,7 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         started, stats = self._engine.started(), self._engine.stats()
         yield GaugeMetricFamily(
-            ENGINE_SILENT_SECONDS, "Since the engine's last sign of life.", self._engine.silent_seconds()
+            names.ENGINE_SILENT_SECONDS, "Since the engine's last sign of life.", self._engine.silent_seconds()
         )
         if started is not None:
             yield from self._startup(started)
@@ -121,7 +117,7 @@ class _EngineCollector(Collector):
         )
         yield GaugeMetricFamily(names.KV_PAGES_FREE, "Pages that can be allocated.", float(stats.kv_pages_free))
         yield GaugeMetricFamily(
-            KV_PAGES_SET_ASIDE, "Pages never used again after a violation.", float(stats.kv_pages_set_aside)
+            names.KV_PAGES_SET_ASIDE, "Pages never used again after a violation.", float(stats.kv_pages_set_aside)
         )
 
     def _aliased(self, name: str, text: str, value: float) -> Metric:
@@ -133,10 +129,10 @@ class _EngineCollector(Collector):
 def _counters(stats: EngineStats) -> Iterable[Metric]:
     for name, text, value in (
         (names.ENGINE_STEPS, "Steps of the engine.", stats.steps),
-        (PREEMPTIONS, "Requests that lost their pages to an older one and start again.", stats.preemptions),
+        (names.PREEMPTIONS, "Requests that lost their pages to an older one and start again.", stats.preemptions),
         (names.INTEGRITY_CHECKS, "Rows checked, one per row and step.", stats.integrity_checks),
         (names.INTEGRITY_CANCELLED, "Requests ended by a violation.", stats.integrity_cancelled),
-        (INTEGRITY_RECOMPUTED, "Requests recomputed after a violation.", stats.recomputed),
+        (names.INTEGRITY_RECOMPUTED, "Requests recomputed after a violation.", stats.recomputed),
     ):
         yield CounterMetricFamily(name, text, float(value))
     violations = CounterMetricFamily(names.INTEGRITY_VIOLATIONS, "Findings on rows not clean.", labels=("reason",))
@@ -145,5 +141,5 @@ def _counters(stats: EngineStats) -> Iterable[Metric]:
     yield violations
 
 
-VIOLATION_REASONS = ("range", "tag", "logical", "fill", "binding", "writer", "slot", "stale_verdict")
+VIOLATION_REASONS = (*reasons_of(word_of(Finding(sum(Finding))), step=1), *reasons_of(0, step=1))
 """Every reason has a series from the start, so that a first violation is an increase and not a new series."""

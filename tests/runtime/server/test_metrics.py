@@ -1,0 +1,49 @@
+"""The exposition of a server's metrics."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo_kernels.formats.verdict import Finding, reasons_of, word_of
+from octavo_runtime.contract import metrics as names
+from octavo_runtime.engine.messages import EngineStats
+from octavo_runtime.server.metrics import EngineView, ServerMetrics
+
+STEP = 3
+
+
+def stats(**violations: int) -> EngineStats:
+    return EngineStats(
+        steps=STEP,
+        running=0,
+        waiting=0,
+        kv_tokens_used=0,
+        kv_pages_free=9,
+        kv_pages_set_aside=1,
+        preemptions=2,
+        recomputed=4,
+        integrity_checks=STEP,
+        integrity_violations=violations,
+        integrity_cancelled=0,
+    )
+
+
+def exposition(engine: EngineStats) -> list[str]:
+    view = EngineView(lambda: engine, lambda: None, lambda: 0.5)
+    return ServerMetrics("m", 1, view).exposition().decode().splitlines()
+
+
+@pytest.mark.parametrize("word", [0, STEP - 1, *(word_of(finding) for finding in Finding)])
+def test_every_reason_that_a_verdict_can_give_has_a_series_before_its_first_violation(word: int) -> None:
+    (reason,) = reasons_of(word, STEP)
+    line = f'{names.INTEGRITY_VIOLATIONS}_total{{reason="{reason}"}}'
+    assert f"{line} 0.0" in exposition(stats())
+    assert f"{line} 1.0" in exposition(stats(**{reason: 1}))
+
+
+def test_what_an_engine_counts_is_exposed_under_the_contracts_names() -> None:
+    lines = exposition(stats())
+    assert f"{names.KV_PAGES_SET_ASIDE} 1.0" in lines
+    assert f"{names.PREEMPTIONS}_total 2.0" in lines
+    assert f"{names.INTEGRITY_RECOMPUTED}_total 4.0" in lines
+    assert f"{names.ENGINE_SILENT_SECONDS} 0.5" in lines
