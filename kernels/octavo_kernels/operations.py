@@ -12,6 +12,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from octavo_kernels.formats.experts import CanonicalExperts
+from octavo_kernels.reference.sampling import SamplingParameters
 
 
 class Operation(StrEnum):
@@ -28,7 +29,6 @@ class Operation(StrEnum):
     ROTARY_ANGLES = "rotary.angles"
     ROTATE = "rotary.rotate"
     SAMPLE = "sampling.sample"
-    LOGPROBS = "sampling.logprobs"
 
 
 class PagedAttention(Protocol):
@@ -136,6 +136,12 @@ class Router(Protocol):
     """`reference.router.softmax_top_k`."""
 
     def __call__(self, logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+class Sample(Protocol):
+    """`reference.sampling.sample`."""
+
+    def __call__(self, logits: torch.Tensor, parameters: SamplingParameters) -> torch.Tensor: ...
 
 
 class PreparedExperts(Protocol):

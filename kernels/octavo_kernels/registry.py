@@ -133,7 +133,6 @@ REGISTRY = Registry(
         _reference(Operation.ROTARY_ANGLES, rotary.angles),
         _reference(Operation.ROTATE, rotary.rotate),
         _reference(Operation.SAMPLE, sampling.sample),
-        _reference(Operation.LOGPROBS, sampling.logprobs),
     )
 )
 """Every implementation there is. A new kernel adds its entries above the reference's."""
@@ -141,7 +140,7 @@ REGISTRY = Registry(
 
 @dataclass(frozen=True)
 class Operations:
-    """The chosen implementation of each operation that a model uses, and the choices with their reasons."""
+    """The chosen implementation of each operation of a step, and the choices with their reasons."""
 
     paged_attention: ops.PagedAttention
     kv_write: ops.KvWrite
@@ -153,6 +152,7 @@ class Operations:
     rms_norm: ops.RmsNorm
     rotary_angles: ops.RotaryAngles
     rotate: ops.Rotate
+    sample: ops.Sample
     choices: tuple[Choice, ...]
 
 
@@ -170,5 +170,6 @@ def operations_for(device: Device, formats: Formats, registry: Registry = REGIST
         rms_norm=cast(ops.RmsNorm, choices[Operation.RMS_NORM].target),
         rotary_angles=cast(ops.RotaryAngles, choices[Operation.ROTARY_ANGLES].target),
         rotate=cast(ops.Rotate, choices[Operation.ROTATE].target),
+        sample=cast(ops.Sample, choices[Operation.SAMPLE].target),
         choices=tuple(choices.values()),
     )

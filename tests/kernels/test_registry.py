@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -73,6 +73,13 @@ def test_the_operations_of_a_model_are_those_that_were_chosen() -> None:
     by_operation: dict[Operation, Choice] = {choice.operation: choice for choice in operations.choices}
     assert operations.paged_attention is by_operation[Operation.PAGED_ATTENTION].target
     assert operations.experts is by_operation[Operation.EXPERTS].target
+    assert operations.sample is by_operation[Operation.SAMPLE].target
+
+
+def test_nothing_is_chosen_that_nobody_can_call() -> None:
+    operations = operations_for(PLAIN_CPU, Formats())
+    callable_ones = {id(getattr(operations, field.name)) for field in fields(operations)}
+    assert {id(choice.target) for choice in operations.choices} <= callable_ones
 
 
 def test_a_device_is_described_by_two_integers_or_by_features() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo_kernels.reference.sampling import SamplingParameters, sample
+from octavo_kernels.reference.sampling import SamplingParameters
 from octavo_kernels.registry import Operations
 from octavo_runtime.contract.refused import Refused
 from octavo_runtime.engine.batch import Batch
@@ -63,7 +63,7 @@ class Executor:
                 verdict=batch.verdict,
             )
         logits = self._model.forward(batch, self._cache)
-        tokens = sample(logits, _parameters(sampling, logits.device))
+        tokens = self._operations.sample(logits, _parameters(sampling, logits.device))
         if self._checks:
             self._operations.conclude(
                 block_table=batch.block_table,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo_kernels.reference.sampling import SamplingParameters
 from octavo_runtime.contract.precision import KvFormat
 from octavo_runtime.contract.refused import Refused
 from octavo_runtime.engine.executor import Executor
@@ -22,6 +25,16 @@ def test_a_request_gives_the_answer_of_its_own_prompt() -> None:
     rig.run()
     assert rig.tokens["a"] == expected_answer([7, 8, 9], 10)
     assert rig.finished == {"a": FinishReason.LENGTH}
+
+
+def test_tokens_are_drawn_by_the_chosen_implementation() -> None:
+    def sample_next_to_it(logits: torch.Tensor, parameters: SamplingParameters) -> torch.Tensor:
+        return OPERATIONS.sample(logits, parameters) - 1
+
+    rig = rig_of(operations=replace(OPERATIONS, sample=sample_next_to_it))
+    rig.submit("a", [7, 8, 9], 1)
+    rig.run()
+    assert rig.tokens["a"] == [expected_answer([7, 8, 9], 1)[0] - 1]
 
 
 def test_the_same_holds_for_fp8_pages() -> None:
