@@ -94,11 +94,6 @@ class Scheduler:
         """Whether there is nothing to schedule."""
         return not self.waiting and not self.running
 
-    def requests(self) -> Iterator[EngineRequest]:
-        """All requests, running ones first."""
-        yield from self.running
-        yield from self.waiting
-
     def holdings(self) -> Iterator[Holding]:
         """What running requests hold, for the pool's audit."""
         return (request.holding for request in self.running if request.holding is not None)

@@ -122,11 +122,6 @@ def find_weights(files: CheckpointFiles) -> Weights:
     return Weights(tuple(wanted), index)
 
 
-def weight_files(files: CheckpointFiles) -> tuple[str, ...]:
-    """Names of the files that hold the weights, sorted; raises Refused when there are none or one is missing."""
-    return find_weights(files).files
-
-
 def _read_index(files: CheckpointFiles) -> Mapping[str, str]:
     size = files.sizes()[INDEX]
     if size > INDEX_LIMIT_BYTES:
