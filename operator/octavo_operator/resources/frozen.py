@@ -127,12 +127,16 @@ def _understood(kind: type[T], document: Any) -> T | None:
 
 def _without(document: Any, path: tuple[int | str, ...]) -> Any:
     """A copy of `document` that lacks the key at `path`."""
+    if not path:
+        return document
     first, *rest = path
     if isinstance(document, dict):
         if not rest:
             return {key: value for key, value in document.items() if key != first}
-        return {**document, first: _without(document[first], tuple(rest))}
-    return [_without(item, tuple(rest)) if number == first else item for number, item in enumerate(document)]
+        return {key: _without(value, tuple(rest)) if key == first else value for key, value in document.items()}
+    if isinstance(document, list):
+        return [_without(item, tuple(rest)) if number == first else item for number, item in enumerate(document)]
+    return document
 
 
 def plan_inputs(raw_spec: dict[str, Any]) -> str:
