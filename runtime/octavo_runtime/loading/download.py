@@ -93,10 +93,15 @@ def wanted_files(files: CheckpointFiles) -> tuple[str, ...]:
 
 
 def check_space(directory: Path, files: CheckpointFiles, names: Sequence[str]) -> None:
-    """Raise Refused `VolumeTooSmall` when what is still to be copied does not fit the free space."""
-    missing = sum(files.sizes()[name] for name in names)
-    present = sum(entry.stat().st_size for entry in _copied(directory))
-    needed = max(0, missing - present) + SPACE_MARGIN_BYTES
+    """Raise Refused `VolumeTooSmall` when what is still to be copied does not fit the free space.
+
+    Space that is needed no more is that of wanted files, each up to its size (a longer one is replaced), and of copies
+    that were begun; other files in the directory stay and help nothing.
+    """
+    sizes = {name: files.sizes()[name] for name in names}
+    present = sum(min(size, _size(directory / name) or 0) for name, size in sizes.items())
+    begun = sum(_size(path) or 0 for path in (directory / ".cache" / "huggingface" / "download").glob("*.incomplete"))
+    needed = max(0, sum(sizes.values()) - present - begun) + SPACE_MARGIN_BYTES
     free = shutil.disk_usage(directory).free
     if free < needed:
         raise Refused(
@@ -237,14 +242,6 @@ def _bar(on_bytes: OnBytes) -> type:
         close = set_postfix_str
 
     return Counter
-
-
-def _copied(directory: Path) -> Iterator[Path]:
-    """Finished files and those in progress."""
-    for entry in directory.glob("*"):
-        if entry.is_file():
-            yield entry
-    yield from (directory / ".cache" / "huggingface" / "download").glob("*.incomplete")
 
 
 def _size(path: Path) -> int | None:

@@ -6,11 +6,13 @@ import fcntl
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub.constants
 import pytest
@@ -157,6 +159,36 @@ def test_a_volume_that_is_too_small_is_refused_before_anything_is_copied(
     with pytest.raises(Refused, match="GiB free") as refusal:
         download.check_space(target, files, names)
     assert refusal.value.reason == "VolumeTooSmall"
+
+
+def test_only_what_is_already_there_of_the_wanted_files_counts_as_space_that_is_not_needed(
+    hub: HubServer, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = HubFiles.open(SOURCE, endpoint=hub.endpoint)
+    names = wanted_files(files)
+    needed = sum(files.sizes()[name] for name in names) + download.SPACE_MARGIN_BYTES
+
+    def fits(free: int) -> bool:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+        try:
+            download.check_space(target, files, names)
+        except Refused:
+            return False
+        return True
+
+    def at_the_limit(bytes_needed: int) -> bool:
+        return fits(bytes_needed) and not fits(bytes_needed - 1)
+
+    assert at_the_limit(needed)
+    (target / "somebody's.bin").write_bytes(b"x" * 100_000)
+    assert at_the_limit(needed)
+    size = files.sizes()[WEIGHTS[0]]
+    (target / WEIGHTS[0]).write_bytes(b"x" * (size + 5000))
+    assert at_the_limit(needed - size)
+    parts = target / ".cache" / "huggingface" / "download"
+    parts.mkdir(parents=True)
+    (parts / "key.etag.incomplete").write_bytes(b"x" * 1000)
+    assert at_the_limit(needed - size - 1000)
 
 
 def test_a_repository_without_a_config_is_refused(tmp_path: Path) -> None:
