@@ -101,7 +101,7 @@ def _add_server_arguments(group: argparse._ArgumentGroup) -> None:
         type=_seconds,
         default=_DEFAULTS.stall_seconds,
         metavar="S",
-        help=f"open requests fail and the server ends when the engine was silent this long ({_DEFAULTS.stall_seconds:.0f})",
+        help=f"a silent engine fails its requests and ends the server after so long ({_DEFAULTS.stall_seconds:.0f})",
     )
     group.add_argument(
         "--max-queued-requests", type=_count, default=_DEFAULTS.max_queued_requests, metavar="N", help="may wait (256)"
