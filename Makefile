@@ -17,7 +17,10 @@ install: .venv/.installed ## Make .venv with everything pinned in constraints.tx
 	@echo "==> installing into .venv (the first time takes one to three minutes: torch is 5 GB unpacked)"
 	@test -x $(PY) || $(PYTHON) -m venv .venv
 	@$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt uv
-	@SSL_CERT_FILE=$${SSL_CERT_FILE:-$$PIP_CERT} timeout 1800 .venv/bin/uv pip install -q --python $(PY) -c constraints.txt -e '.[operator,runtime,dev]'
+	@# uv does not read pip's settings, so what a machine says to pip by environment is said to uv as well.
+	@if [ -n "$$PIP_CERT" ]; then export SSL_CERT_FILE="$${SSL_CERT_FILE:-$$PIP_CERT}"; fi; \
+	if [ -n "$$PIP_INDEX_URL" ]; then export UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$$PIP_INDEX_URL}"; fi; \
+	timeout 1800 .venv/bin/uv pip install -q --python $(PY) -c constraints.txt -e '.[operator,runtime,dev]'
 	@touch $@
 
 check: lint types imports unit ## Lint, types, imports and unit tests: minutes, no cluster
