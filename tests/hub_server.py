@@ -62,7 +62,9 @@ class HubServer:
         self.directory = directory
         self.name = name
         self.behaviour = Behaviour()
-        self.answered: list[Answered] = []
+        self._answered: list[Answered] = []
+        self._in_flight = 0
+        self._idle = threading.Condition()
         self.cuts = 0
         self.files = {p.name: p for p in sorted(directory.iterdir()) if p.is_file()}
         self.sha256 = {name: _sha256(path) for name, path in self.files.items()}
@@ -76,6 +78,31 @@ class HubServer:
         """What HF_ENDPOINT must be."""
         host, port = self._server.server_address[:2]
         return f"http://{host if isinstance(host, str) else host.decode()}:{port}"
+
+    @property
+    def answered(self) -> list[Answered]:
+        """Requests in the order in which their answers ended; a client may know its answer before this list does, so
+        answers that are being written are waited for."""
+        with self._idle:
+            self._idle.wait_for(lambda: self._in_flight == 0, timeout=10)
+            return self._answered
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """One request, from its head to its note."""
+        with self._idle:
+            self._in_flight += 1
+        try:
+            yield
+        finally:
+            with self._idle:
+                self._in_flight -= 1
+                self._idle.notify_all()
+
+    def note(self, answered: Answered) -> None:
+        """Remember an answer."""
+        with self._idle:
+            self._answered.append(answered)
 
     def body_bytes(self, name: str) -> int:
         """Bytes sent so far of file `name`, over all its requests."""
@@ -105,10 +132,12 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:
-        self._answer()
+        with self.hub.answering():
+            self._answer()
 
     def do_HEAD(self) -> None:
-        self._answer()
+        with self.hub.answering():
+            self._answer()
 
     def log_message(self, *_: object) -> None:
         pass
@@ -255,7 +284,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _note(self, status: int, body_bytes: int) -> None:
         path = unquote(urlsplit(self.path).path)
-        self.hub.answered.append(Answered(self.command, path, self.headers.get("Range"), status, body_bytes))
+        self.hub.note(Answered(self.command, path, self.headers.get("Range"), status, body_bytes))
 
 
 def _mapping(value: object) -> dict[str, object]:
