@@ -73,8 +73,8 @@ def installed(running_cluster: Cluster, pytestconfig: pytest.Config) -> Installa
 
 
 @pytest.fixture
-def fresh_namespace(installed: Installation, request: pytest.FixtureRequest) -> Iterator[Callable[[], str]]:
-    """Makes namespaces under Pod Security `restricted`; shows what was in them when the test failed."""
+def fresh_namespace(installed: Installation) -> Iterator[Callable[[], str]]:
+    """Makes namespaces under Pod Security `restricted`; they are deleted after the test."""
     made: list[str] = []
 
     def make() -> str:

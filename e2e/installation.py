@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from e2e.chat import service_url
 from e2e.cluster.api import Cluster
 from e2e.kube import Kube, Object, condition, eventually
 from images.reference import parse
@@ -150,12 +147,3 @@ class Installation:
             "children": children,
             "pod": deployment["spec"]["template"]["spec"],
         }
-
-
-def models(base_url: str) -> list[str]:
-    """Names that `GET /v1/models` lists."""
-    with urllib.request.urlopen(f"{base_url}/v1/models", timeout=10) as response:
-        return [entry["id"] for entry in json.load(response)["data"]]
-
-
-__all__ = ["Installation", "image_references", "install_chart", "models", "service_url"]

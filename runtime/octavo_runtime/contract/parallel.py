@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo_runtime.contract.facts import AttentionKind, ModelFacts
+from octavo_runtime.contract.refused import Refused
 
 VOCAB_ALIGNMENT = 64
 """Rows that each rank's slice of the vocabulary is padded to, so that output-head tiles are whole."""
@@ -82,3 +83,13 @@ def feasible_world_sizes(facts: ModelFacts, limit: int) -> tuple[int, ...]:
             continue
         sizes.append(size)
     return tuple(sizes)
+
+
+def require_bundled_world_size(world_size: int) -> None:
+    """Raise Refused unless the bundled runtime runs on this many ranks; loader and executor both ask."""
+    if world_size not in BUNDLED_RUNTIME_WORLD_SIZES:
+        possible = ", ".join(str(size) for size in sorted(BUNDLED_RUNTIME_WORLD_SIZES))
+        raise Refused(
+            "TensorParallelUnsupported",
+            f"--tensor-parallel-size {world_size}: this version runs one rank per replica; use {possible}",
+        )

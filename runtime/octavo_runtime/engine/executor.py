@@ -14,7 +14,7 @@ import torch
 
 from octavo_kernels.reference.sampling import SamplingParameters
 from octavo_kernels.registry import Operations
-from octavo_runtime.contract.refused import Refused
+from octavo_runtime.contract.parallel import require_bundled_world_size
 from octavo_runtime.engine.batch import Batch
 from octavo_runtime.engine.request import EngineRequest
 from octavo_runtime.kv.cache import KvCache
@@ -34,11 +34,7 @@ class Executor:
     """One rank so far; more are refused. `checks` False leaves the integrity check out (mode off)."""
 
     def __init__(self, world_size: int, model: Model, cache: KvCache, operations: Operations, *, checks: bool) -> None:
-        if world_size != 1:
-            raise Refused(
-                "TensorParallelUnsupported",
-                f"--tensor-parallel-size {world_size}: this version runs one rank per replica; use 1",
-            )
+        require_bundled_world_size(world_size)
         self._model = model
         self._cache = cache
         self._operations = operations

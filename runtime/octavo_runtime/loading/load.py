@@ -11,7 +11,7 @@ import torch
 from octavo_kernels.device import Device
 from octavo_kernels.registry import Formats, NoImplementation, Operations, operations_for
 from octavo_runtime.contract.facts import ModelFacts
-from octavo_runtime.contract.parallel import ParallelLayout
+from octavo_runtime.contract.parallel import ParallelLayout, require_bundled_world_size
 from octavo_runtime.contract.precision import WeightFormat
 from octavo_runtime.contract.refused import Refused
 from octavo_runtime.contract.servable import check_servable
@@ -45,11 +45,7 @@ def load_model(
     format.
     """
     check_servable(facts)
-    if layout.world_size != 1:
-        raise Refused(
-            "TensorParallelUnsupported",
-            f"--tensor-parallel-size {layout.world_size}: this version loads one rank per replica; use 1",
-        )
+    require_bundled_world_size(layout.world_size)
     _, config = read_config(LocalFiles(path))
     chosen = operations or _select(device, weights)
     load = loader_of(facts.architecture)
