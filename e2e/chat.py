@@ -42,11 +42,14 @@ def chat(base_url: str, model: str, question: str, *, max_tokens: int = 64, time
 
 @contextmanager
 def service_url(kube: Kube, service: str, namespace: str, *, direct: bool) -> Iterator[str]:
-    """A URL of the Service from this machine: its cluster address where routes lead there, else a port-forward."""
+    """A URL of the Service that takes connections from this machine: its cluster address where routes lead there, else
+    a port-forward. A Service answers up to a second after its pods are Ready: kube-proxy gathers changes."""
     if direct:
         found = kube.get("service", service, namespace)
         assert found is not None, f"no Service {service}"
-        yield f"http://{found['spec']['clusterIP']}:{found['spec']['ports'][0]['port']}"
+        host, port = found["spec"]["clusterIP"], int(found["spec"]["ports"][0]["port"])
+        eventually(f"a connection to the Service {service}", lambda: _connects(host, port), 20)
+        yield f"http://{host}:{port}"
         return
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -54,12 +57,7 @@ def service_url(kube: Kube, service: str, namespace: str, *, direct: bool) -> It
     argv = [str(kube.kubectl), f"--kubeconfig={kube.kubeconfig}", "port-forward", "-n", namespace]
     forward = subprocess.Popen([*argv, f"service/{service}", f"{port}:80"], stdout=subprocess.DEVNULL)
     try:
-
-        def connected() -> bool:
-            with socket.socket() as client:
-                return client.connect_ex(("127.0.0.1", port)) == 0
-
-        eventually(f"port-forward to {service}", connected, 20)
+        eventually(f"port-forward to {service}", lambda: _connects("127.0.0.1", port), 20)
         yield f"http://127.0.0.1:{port}"
     finally:
         forward.terminate()
@@ -67,3 +65,9 @@ def service_url(kube: Kube, service: str, namespace: str, *, direct: bool) -> It
             forward.wait(timeout=10)
         except subprocess.TimeoutExpired:
             forward.kill()
+
+
+def _connects(host: str, port: int) -> bool:
+    with socket.socket() as client:
+        client.settimeout(2)
+        return client.connect_ex((host, port)) == 0

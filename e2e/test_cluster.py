@@ -5,9 +5,11 @@
 It runs a cluster of its own, with a name, addresses and images of its own, beside the one that a user may have up.
 """
 
+import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -149,9 +151,19 @@ def service_address(cluster: Cluster, namespace: str, server_image: str, data_im
     )
     arguments = ["rollout", "status", "deployment/answer", f"--namespace={namespace}", "--timeout=90s"]
     cluster.kubectl(*arguments, timeout_seconds=95)
-    return cluster.kubectl(
+    address = cluster.kubectl(
         "get", "service", "answer", f"--namespace={namespace}", "--output=jsonpath={.spec.clusterIP}"
     )
+    wait_for("the Service to be known to kube-proxy", lambda: answers(address))
+    return address
+
+
+def answers(address: str) -> bool:
+    try:
+        fetch(address)
+    except OSError:
+        return False
+    return True
 
 
 def fetch(address: str) -> str:
@@ -188,8 +200,15 @@ def test_a_second_start_changes_nothing(cluster: Cluster) -> None:
 
 
 def test_a_service_answers_this_machine_with_what_an_image_volume_holds(service_address: str) -> None:
-    answers = {fetch(service_address) for _ in range(10)}
-    assert answers == {"from an image volume"}
+    assert {fetch(service_address) for _ in range(10)} == {"from an image volume"}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_address_that_no_service_has_is_refused_at_once_and_not_left_to_time_out() -> None:
+    with socket.socket() as client:
+        client.settimeout(30)
+        refused = client.connect_ex((str(CONFIG.service_network[-2]), 80))
+    assert refused == errno.EHOSTUNREACH
 
 
 def test_pods_run_on_both_nodes_and_each_is_reached_directly(cluster: Cluster, service_address: str) -> None:
@@ -257,6 +276,7 @@ def test_whatever_is_killed_is_started_again_and_nothing_else_is(
     assert after.pop(victim) != before.pop(victim)
     assert after == before
     assert sorted(pods(cluster, "{.items[*].metadata.uid}")) == pods_before
+    wait_for("the Service to answer again", lambda: answers(service_address))
     assert fetch(service_address) == "from an image volume"
 
 

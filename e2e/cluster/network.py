@@ -99,15 +99,19 @@ def _ensure_node(config: ClusterConfig, node: Node) -> None:
 
 
 def _refuse_absent_services(config: ClusterConfig, node: Node) -> None:
-    """Let a pod that asks a Service address nobody has hear a refusal, where it would wait for an answer: a name that
-    cannot be resolved then costs seconds instead of a minute.
+    """Let a pod or this machine that asks a Service address nobody has hear a refusal, where it would wait for an
+    answer: a name that cannot be resolved then costs seconds instead of a minute.
 
     It is a "prohibit" route, because of the answers a route can give only this one ends a UDP question (icmp.c).
-    Addresses of Services that exist are rewritten before routing and never come here.
+    Addresses of Services that exist are rewritten before routing and never come here. Without it, a connection that is
+    opened a moment before kube-proxy knows the Service would be tracked without rewriting, and all its repeats with it:
+    it hangs until the caller gives up, though a new connection would be answered.
     """
-    rule = ["iif", "cni0", "to", str(config.service_network), "lookup", str(NO_SERVICE_TABLE)]
-    if not json.loads(run([*enter(node), "ip", "-json", "rule", "show", "table", str(NO_SERVICE_TABLE)]) or "[]"):
-        run([*enter(node), "ip", "rule", "add", *rule])
+    known = json.loads(run([*enter(node), "ip", "-json", "rule", "show", "table", str(NO_SERVICE_TABLE)]) or "[]")
+    for link in ("cni0", "eth0"):
+        if not any(rule.get("iif") == link for rule in known):
+            rule = ["iif", link, "to", str(config.service_network), "lookup", str(NO_SERVICE_TABLE)]
+            run([*enter(node), "ip", "rule", "add", *rule])
 
 
 def enter(node: Node) -> list[str]:
