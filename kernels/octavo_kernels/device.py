@@ -75,11 +75,15 @@ class Device:
 
 
 @functools.cache
-def detected_cpu_features() -> frozenset[CpuFeature]:
-    """Features of this CPU according to the Linux kernel; empty where /proc/cpuinfo does not say."""
+def cpu_flags() -> frozenset[str]:
+    """Feature names of this CPU according to the Linux kernel; empty where /proc/cpuinfo does not say."""
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return frozenset()
-    line = re.search(r"^flags\s*:(.*)$", info.read_text(encoding="utf-8"), re.MULTILINE)
-    words = set(line[1].split()) if line else set()
-    return frozenset(feature for feature in CpuFeature if feature.value in words)
+    line = re.search(r"^(?:flags|Features)\s*:(.*)$", info.read_text(encoding="utf-8"), re.MULTILINE)
+    return frozenset(line[1].split()) if line else frozenset()
+
+
+def detected_cpu_features() -> frozenset[CpuFeature]:
+    """Those features of this CPU that kernels ask for."""
+    return frozenset(feature for feature in CpuFeature if feature.value in cpu_flags())

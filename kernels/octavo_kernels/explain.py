@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 
 from octavo_kernels.device import Device, DeviceError
-from octavo_kernels.operations import Operation
 from octavo_kernels.registry import REGISTRY, Formats, NoImplementation, Registry
 
 UNKNOWN_ARGUMENT = 2
@@ -16,7 +15,7 @@ NOTHING_RUNS = 1
 
 def table(device: Device, formats: Formats, registry: Registry = REGISTRY) -> str:
     """One line per operation: what runs and why, and below it what was passed over; raises NoImplementation."""
-    choices = [registry.select(operation, device, formats) for operation in Operation]
+    choices = [registry.select(operation, device, formats) for operation in registry.operations]
     width = max(len(choice.operation) for choice in choices)
     lines = [f"{device}, {formats.weights} experts, {formats.kv} KV cache", ""]
     for choice in choices:

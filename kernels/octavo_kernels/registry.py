@@ -30,6 +30,27 @@ class Formats:
 
 
 @dataclass(frozen=True)
+class Shapes:
+    """Sizes that a choice may depend on; None where nobody has said, which then speaks against nothing."""
+
+    head_dim: int | None = None
+    """Of a GQA key; of an MLA row without its rotary part."""
+    rope_dim: int | None = None
+    """Rotary part of an MLA row."""
+    group: int | None = None
+    """Query heads per KV head."""
+    page_size: int | None = None
+    hidden: int | None = None
+    intermediate: int | None = None
+    """Of one routed expert, on one rank."""
+    group_size: int | None = None
+    """Of INT4 weights."""
+
+
+ANY_SHAPE = Shapes()
+
+
+@dataclass(frozen=True)
 class Implementation:
     """One way to do an operation."""
 
@@ -40,8 +61,8 @@ class Implementation:
     """The function, or the ExpertKernel."""
     reason: str
     """Why it is a good choice where it can run."""
-    why_not: Callable[[Device, Formats], str | None]
-    """What speaks against it on a device for these formats, or None."""
+    why_not: Callable[[Device, Formats, Shapes], str | None]
+    """What speaks against it on a device for these formats and sizes, or None."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +94,20 @@ class Registry:
 
     implementations: tuple[Implementation, ...]
 
-    def select(self, operation: Operation, device: Device, formats: Formats) -> Choice:
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """Those that have an implementation at all."""
+        known = {implementation.operation for implementation in self.implementations}
+        return tuple(operation for operation in Operation if operation in known)
+
+    def select(self, operation: Operation, device: Device, formats: Formats, shapes: Shapes = ANY_SHAPE) -> Choice:
         """The first implementation that can run; raises NoImplementation naming every obstacle."""
         rejected: list[Rejected] = []
         chosen: Implementation | None = None
         for candidate in self.implementations:
             if candidate.operation is not operation:
                 continue
-            why_not = candidate.why_not(device, formats)
+            why_not = candidate.why_not(device, formats, shapes)
             if why_not is not None:
                 rejected.append(Rejected(candidate.name, why_not))
             elif chosen is not None:
@@ -97,24 +124,24 @@ REFERENCE_WEIGHTS = frozenset({"BF16", "INT4"})
 REFERENCE_KV = frozenset({"BF16", "FP8"})
 
 
-def _anywhere(_device: Device, _formats: Formats) -> str | None:
+def _anywhere(_device: Device, _formats: Formats, _shapes: Shapes) -> str | None:
     return None
 
 
-def _experts_have_a_reference(_device: Device, formats: Formats) -> str | None:
+def _experts_have_a_reference(_device: Device, formats: Formats, _shapes: Shapes) -> str | None:
     if formats.weights in REFERENCE_WEIGHTS:
         return None
     return f"{formats.weights} experts have no reference; there is one for {', '.join(sorted(REFERENCE_WEIGHTS))}"
 
 
-def _pages_have_a_reference(_device: Device, formats: Formats) -> str | None:
+def _pages_have_a_reference(_device: Device, formats: Formats, _shapes: Shapes) -> str | None:
     if formats.kv in REFERENCE_KV:
         return None
     return f"{formats.kv} pages have no reference; there is one for {', '.join(sorted(REFERENCE_KV))}"
 
 
 def _reference(
-    operation: Operation, target: object, why_not: Callable[[Device, Formats], str | None] = _anywhere
+    operation: Operation, target: object, why_not: Callable[[Device, Formats, Shapes], str | None] = _anywhere
 ) -> Implementation:
     reason = "plain torch, exact in float32 and the same bits in every batch; slow"
     return Implementation(operation, "reference", target, reason, why_not)
@@ -146,7 +173,7 @@ class Operations:
     kv_write: ops.KvWrite
     check_rows: ops.CheckRows
     conclude: ops.Conclude
-    experts: ops.ExpertKernel[ops.PreparedExperts]
+    experts: ops.ExpertKernel[ops.PreparedWeights]
     router: ops.Router
     linear: ops.Linear
     rms_norm: ops.RmsNorm
@@ -156,15 +183,17 @@ class Operations:
     choices: tuple[Choice, ...]
 
 
-def operations_for(device: Device, formats: Formats, registry: Registry = REGISTRY) -> Operations:
+def operations_for(
+    device: Device, formats: Formats, registry: Registry = REGISTRY, shapes: Shapes = ANY_SHAPE
+) -> Operations:
     """Select every operation for one device; raises NoImplementation."""
-    choices = {operation: registry.select(operation, device, formats) for operation in Operation}
+    choices = {operation: registry.select(operation, device, formats, shapes) for operation in registry.operations}
     return Operations(
         paged_attention=cast(ops.PagedAttention, choices[Operation.PAGED_ATTENTION].target),
         kv_write=cast(ops.KvWrite, choices[Operation.KV_WRITE].target),
         check_rows=cast(ops.CheckRows, choices[Operation.CHECK_ROWS].target),
         conclude=cast(ops.Conclude, choices[Operation.CONCLUDE].target),
-        experts=cast(ops.ExpertKernel[ops.PreparedExperts], choices[Operation.EXPERTS].target),
+        experts=cast(ops.ExpertKernel[ops.PreparedWeights], choices[Operation.EXPERTS].target),
         router=cast(ops.Router, choices[Operation.ROUTER].target),
         linear=cast(ops.Linear, choices[Operation.LINEAR].target),
         rms_norm=cast(ops.RmsNorm, choices[Operation.RMS_NORM].target),

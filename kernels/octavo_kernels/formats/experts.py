@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
+from octavo_kernels.formats.fp8_block import Fp8BlockWeight
 from octavo_kernels.formats.int4 import Int4Weight
+from octavo_kernels.formats.nvfp4 import Nvfp4Weight
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,60 @@ class Int4Experts:
         return self.gate_up.nbytes + self.down.nbytes
 
 
-CanonicalExperts = Bf16Experts | Int4Experts
+@dataclass(frozen=True)
+class Fp8BlockExperts:
+    """Experts in FP8 with 128 x 128 block scales."""
+
+    gate_up: Fp8BlockWeight
+    """[E, 2I, H]; I must be a multiple of 128 unless a block may hold gate and up rows both, as checkpoints that fuse
+    them before quantising do."""
+    down: Fp8BlockWeight
+    """[E, H, I]."""
+
+    def __post_init__(self) -> None:
+        require_shape("gate_up.values", self.gate_up.values, None, None, None)
+        count, twice, hidden = self.gate_up.values.shape
+        require_shape("down.values", self.down.values, count, hidden, _half(twice))
+
+    @property
+    def count(self) -> int:
+        """E."""
+        return self.gate_up.values.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all experts, scales included."""
+        return self.gate_up.nbytes + self.down.nbytes
+
+
+@dataclass(frozen=True)
+class Nvfp4Experts:
+    """Experts in NVFP4."""
+
+    gate_up: Nvfp4Weight
+    """Logical shape [E, 2I, H]; one global scale per expert."""
+    down: Nvfp4Weight
+    """Logical shape [E, H, I]."""
+
+    def __post_init__(self) -> None:
+        require_shape("gate_up.packed", self.gate_up.packed, None, None, None)
+        count, twice, _ = self.gate_up.packed.shape
+        require_shape("down.packed", self.down.packed, count, self.gate_up.in_features, None)
+        if self.down.in_features != _half(twice):
+            raise KernelInputError(f"down takes {self.down.in_features} features, gate_up gives {twice} / 2")
+
+    @property
+    def count(self) -> int:
+        """E."""
+        return self.gate_up.packed.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all experts, scales included."""
+        return self.gate_up.nbytes + self.down.nbytes
+
+
+CanonicalExperts = Bf16Experts | Int4Experts | Fp8BlockExperts | Nvfp4Experts
 
 
 def _half(rows: int) -> int:

@@ -1,10 +1,11 @@
-"""INT4: symmetric groups along K, two values per byte, BF16 scales.
+"""INT4: groups along K, two values per byte, BF16 scales; symmetric, or with a zero point per group.
 
 Canonical layout of a weight [..., N, K] (N outputs, K inputs) with group size G:
 
     packed  uint8    [..., N, K/2]   low nibble = even k; a value q in -8..7 is stored as q + 8
     scales  bfloat16 [..., N, K/G]
-    w[n, k] = (nibble(n, k) - 8) * scales[n, k // G]
+    zeros   uint8    [..., N, K/G]   0..15, only where the checkpoint is asymmetric; 8 everywhere else
+    w[n, k] = (nibble(n, k) - zeros[n, k // G]) * scales[n, k // G]
 
 The nibbles run in the order of compressed-tensors' pack-quantized words (low nibble first along K), so such a
 checkpoint is this layout once its int32 words are viewed as bytes.
@@ -41,12 +42,17 @@ class Int4Weight:
     scales: torch.Tensor
     """[..., N, K/G] bfloat16."""
     group_size: int
+    zeros: torch.Tensor | None = None
+    """[..., N, K/G] uint8, 0..15; None means 8, symmetric."""
 
     def __post_init__(self) -> None:
         require_dtype("packed", self.packed, torch.uint8)
         require_dtype("scales", self.scales, torch.bfloat16)
         check_group(self.in_features, self.group_size)
         require_shape("scales", self.scales, *self.packed.shape[:-1], self.in_features // self.group_size)
+        if self.zeros is not None:
+            require_dtype("zeros", self.zeros, torch.uint8)
+            require_shape("zeros", self.zeros, *self.scales.shape)
 
     @property
     def in_features(self) -> int:
@@ -56,7 +62,7 @@ class Int4Weight:
     @property
     def nbytes(self) -> int:
         """Bytes of values and scales."""
-        return self.packed.nbytes + self.scales.nbytes
+        return self.packed.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
 
     @classmethod
     def empty(cls, *shape: int, group_size: int, device: torch.device) -> Int4Weight:
@@ -71,11 +77,13 @@ class Int4Weight:
 
     def select(self, index: int) -> Int4Weight:
         """Slice `index` of the leading dimension, sharing memory."""
-        return Int4Weight(self.packed[index], self.scales[index], self.group_size)
+        zeros = None if self.zeros is None else self.zeros[index]
+        return Int4Weight(self.packed[index], self.scales[index], self.group_size, zeros)
 
     def rows(self, start: int, stop: int) -> Int4Weight:
         """Output rows `start` to `stop` of the last two dimensions, sharing memory."""
-        return Int4Weight(self.packed[..., start:stop, :], self.scales[..., start:stop, :], self.group_size)
+        zeros = None if self.zeros is None else self.zeros[..., start:stop, :]
+        return Int4Weight(self.packed[..., start:stop, :], self.scales[..., start:stop, :], self.group_size, zeros)
 
     def store(self, weight: Int4Weight) -> None:
         """Copy `weight`, of the same logical shape and group size, into this memory."""

@@ -63,3 +63,5 @@ def expert_weights(experts: CanonicalExperts, expert: int) -> tuple[torch.Tensor
             return experts.gate_up[expert].float(), experts.down[expert].float()
         case Int4Experts():
             return dequantise(experts.gate_up.select(expert)), dequantise(experts.down.select(expert))
+        case _:
+            raise KernelInputError(f"{type(experts).__name__} have no reference")

@@ -7,47 +7,14 @@ draws do not depend on its neighbours, on preemption, or on how many tokens othe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from octavo_kernels.errors import require_dtype, require_shape
 from octavo_kernels.formats.binding import mix_tensor
+from octavo_kernels.formats.sampling import GREEDY_BELOW, Logprobs, SamplingParameters
 
 _UNIFORM_BITS = 32
 """Bits of the hash that make a uniform number; with half a step added it is never 0 or 1."""
-
-GREEDY_BELOW = 1e-5
-"""Temperatures below this take the most likely token, as 0 does. Noise could only decide between logits that differ by
-less than 3e-4, and below 1e-38 the quotient of a logit and the temperature leaves the range of float32."""
-
-
-@dataclass(frozen=True)
-class SamplingParameters:
-    """One entry per sampled row; all tensors [S] on the device of the logits."""
-
-    temperature: torch.Tensor
-    """float32; below `GREEDY_BELOW` the most likely token is taken and the rest ignored."""
-    top_k: torch.Tensor
-    """int64; only the k most likely tokens; 0 keeps all."""
-    top_p: torch.Tensor
-    """float32 in (0, 1]; the fewest tokens whose probabilities sum to at least this."""
-    seed: torch.Tensor
-    """int64; the low 32 bits count."""
-    position: torch.Tensor
-    """int64; position of the token to be drawn within its request: the counter of the noise."""
-
-
-@dataclass(frozen=True)
-class Logprobs:
-    """Log-probabilities under the model's own distribution (temperature 1, nothing cut)."""
-
-    chosen: torch.Tensor
-    """[S] float32, of the drawn tokens."""
-    top_ids: torch.Tensor
-    """[S, n] int64, the n most likely tokens, most likely first."""
-    top: torch.Tensor
-    """[S, n] float32, theirs."""
 
 
 def sample(logits: torch.Tensor, parameters: SamplingParameters) -> torch.Tensor:

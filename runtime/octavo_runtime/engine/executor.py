@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo_kernels.reference.sampling import SamplingParameters
+from octavo_kernels.formats.sampling import SamplingParameters
 from octavo_kernels.registry import Operations
 from octavo_runtime.contract.parallel import require_bundled_world_size
 from octavo_runtime.engine.batch import Batch

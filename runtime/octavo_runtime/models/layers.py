@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo_kernels.operations import PreparedExperts
+from octavo_kernels.operations import PreparedWeights
 from octavo_kernels.registry import Operations
 from octavo_runtime.engine.batch import Batch
 from octavo_runtime.kv.cache import KvCache
@@ -102,7 +102,7 @@ class RoutedExperts:
 
     router: torch.Tensor
     """[E, hidden] BF16."""
-    experts: PreparedExperts
+    experts: PreparedWeights
     """What the expert kernel's `prepare` made of the canonical weights."""
     top_k: int
     renormalise: bool

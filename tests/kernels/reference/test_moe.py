@@ -38,6 +38,7 @@ def by_definition(x: torch.Tensor, experts: CanonicalExperts, ids: torch.Tensor,
     if isinstance(experts, Int4Experts):
         gate_up, down = dequantise(experts.gate_up).double(), dequantise(experts.down).double()
     else:
+        assert isinstance(experts, Bf16Experts)
         gate_up, down = experts.gate_up.double(), experts.down.double()
     out = torch.zeros_like(x, dtype=torch.float64)
     for token in range(x.shape[0]):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from octavo_kernels.errors import KernelInputError
-from octavo_kernels.reference.sampling import GREEDY_BELOW, SamplingParameters, logprobs, sample
+from octavo_kernels.formats.sampling import GREEDY_BELOW, SamplingParameters
+from octavo_kernels.reference.sampling import logprobs, sample
 
 VOCABULARY = 50
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo_kernels.reference.sampling import SamplingParameters
+from octavo_kernels.formats.sampling import SamplingParameters
 from octavo_runtime.contract.precision import KvFormat
 from octavo_runtime.contract.refused import Refused
 from octavo_runtime.engine.executor import Executor

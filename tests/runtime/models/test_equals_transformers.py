@@ -196,13 +196,15 @@ def with_rotation_off_by_one(model: Qwen3Moe) -> Qwen3Moe:
     angles = model.operations.rotary_angles
     first = True
 
-    def off_by_one(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    def off_by_one(
+        x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, *, interleaved: bool = False
+    ) -> torch.Tensor:
         nonlocal first
         is_query, first = first, not first
         if is_query:
             turn = angles(torch.ones(1, dtype=torch.int64), model.frequencies)
             cosine, sine = cosine * turn[0] - sine * turn[1], sine * turn[0] + cosine * turn[1]
-        return model.operations.rotate(x, cosine, sine)
+        return model.operations.rotate(x, cosine, sine, interleaved=interleaved)
 
     return replace(model, operations=replace(model.operations, rotate=off_by_one))
 

@@ -1,0 +1,81 @@
+"""The compiled kernels that this CPU can run, loaded once per process.
+
+torch is imported first on purpose: its OpenMP runtime and ours are the same object then (both ask for libgomp.so.1),
+so that there is one pool of threads and nobody spins against the other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from octavo_kernels.cpu.build import PREBUILT, BuildError, Variant, cache_folder, compile_variant, file_name, variants
+from octavo_kernels.device import cpu_flags
+
+FORCE = "OCTAVO_CPU_KERNELS"
+"""Environment variable that names a variant to use instead of the best one: for tests and for comparing."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """One variant, loaded. C functions take pointers and int64 sizes, return nothing, and never fail: whatever could go
+    wrong is refused before the call."""
+
+    variant: Variant
+    path: Path
+    functions: ctypes.CDLL
+
+    def call(self, name: str, *arguments: torch.Tensor | int | float | None) -> None:
+        """Call `name` with tensors as pointers (None as NULL), integers as int64_t, floats as float, and the number of
+        threads that torch would use as the last int64_t."""
+        converted = [_argument(argument) for argument in arguments]
+        function = getattr(self.functions, name)
+        function.restype = None
+        function(*converted, ctypes.c_int64(torch.get_num_threads()))
+
+
+def _argument(value: torch.Tensor | int | float | None) -> ctypes.c_void_p | ctypes.c_int64 | ctypes.c_float:
+    if value is None:
+        return ctypes.c_void_p(None)
+    if isinstance(value, torch.Tensor):
+        return ctypes.c_void_p(value.data_ptr())
+    return ctypes.c_float(value) if isinstance(value, float) else ctypes.c_int64(value)
+
+
+def usable(flags: frozenset[str]) -> tuple[Variant, ...]:
+    """Variants that a CPU with these /proc/cpuinfo flags can run, best first."""
+    return tuple(variant for variant in variants() if variant.needs <= flags)
+
+
+@functools.cache
+def load(name: str | None = None) -> Library:
+    """The named variant, else the one named by OCTAVO_CPU_KERNELS, else the best that this CPU can run.
+
+    Raises:
+        BuildError: it is neither prebuilt nor can it be built here, or there is no such variant for this CPU.
+    """
+    name = name or os.environ.get(FORCE) or None
+    candidates = usable(cpu_flags())
+    found = next((variant for variant in candidates if name in (None, variant.name)), None)
+    if found is None:
+        known = ", ".join(variant.name for variant in candidates)
+        raise BuildError(f"there are no {name!r} kernels for this CPU (from {FORCE}?); it can run {known}")
+    path = PREBUILT / file_name(found)
+    if not path.exists():
+        path = compile_variant(found, cache_folder())
+    return Library(found, path, ctypes.CDLL(str(path)))
+
+
+@functools.cache
+def why_unavailable() -> str | None:
+    """What speaks against every CPU kernel on this machine, or None."""
+    try:
+        load()
+    except (BuildError, OSError) as error:
+        return str(error)
+    return None

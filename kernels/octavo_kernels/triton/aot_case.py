@@ -1,0 +1,45 @@
+"""What one ahead-of-time compilation of a kernel is, and what must be true of its result.
+
+Each kernel's file has `AOT_CASES`, next to the launcher whose choices they repeat; `octavo_kernels.aot` compiles them
+for every architecture without a GPU. This file imports neither torch nor triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+Architecture = int
+"""Compute capability as one number: 80, 86, 89, 90, 100, 103, 120, 121."""
+
+ARCHITECTURES: tuple[Architecture, ...] = (80, 86, 89, 90, 100, 103, 120, 121)
+
+
+def anywhere(_architecture: Architecture) -> str | None:
+    """Nothing speaks against any architecture."""
+    return None
+
+
+@dataclass(frozen=True)
+class AotCase:
+    """One kernel with one set of compile-time values, as a launcher would start it."""
+
+    name: str
+    """Unique over all files, e.g. `paged_decode/fp8/d128/page64`."""
+    kernel: object
+    """The function decorated with `triton.jit`."""
+    signature: Mapping[str, str]
+    """Argument name to Triton type (`*bf16`, `*u8`, `i32`, `fp32`), for all but the constants."""
+    constants: Mapping[str, object]
+    """Argument name to `tl.constexpr` value."""
+    num_warps: int = 4
+    num_stages: int = 3
+    max_registers: int = 255
+    """Ceiling per thread with some slack: counts move between Triton versions."""
+    mma: Callable[[Architecture], str | None] = anywhere
+    """Text that must occur among the matrix instructions of the PTX (`wgmma`, `tcgen05`, `block_scale`, `mma.sync`), or
+    None where the kernel has no matrix product or any will do."""
+    why_not: Callable[[Architecture], str | None] = anywhere
+    """Why the registry would not start this kernel there, or None; such a pair is not compiled."""
+    unaligned: frozenset[str] = field(default_factory=frozenset)
+    """Pointers and strides that are not multiples of 16 (in bytes, elements), all others being so."""
