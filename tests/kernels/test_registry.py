@@ -70,7 +70,7 @@ def test_formats_that_nothing_can_do_are_refused_with_every_obstacle() -> None:
 
 def test_the_operations_of_a_model_are_those_that_were_chosen() -> None:
     operations = operations_for(PLAIN_CPU, Formats("INT4", "FP8"))
-    assert [choice.operation for choice in operations.choices] == list(Operation)
+    assert [choice.operation for choice in operations.choices] == list(REGISTRY.operations)
     by_operation: dict[Operation, Choice] = {choice.operation: choice for choice in operations.choices}
     assert operations.paged_attention is by_operation[Operation.PAGED_ATTENTION].target
     assert operations.experts is by_operation[Operation.EXPERTS].target
