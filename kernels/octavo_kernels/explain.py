@@ -6,8 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from octavo_kernels.catalogue import REGISTRY
 from octavo_kernels.device import Device, DeviceError
-from octavo_kernels.registry import REGISTRY, Formats, NoImplementation, Registry
+from octavo_kernels.registry import Formats, NoImplementation, Registry
 
 UNKNOWN_ARGUMENT = 2
 NOTHING_RUNS = 1

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
-from octavo_kernels import operations as ops
 from octavo_kernels.device import Device
 from octavo_kernels.operations import Operation
-from octavo_kernels.reference import integrity, linear, moe, rms_norm, rotary, router, sampling
-from octavo_kernels.reference.kv_write import kv_write
-from octavo_kernels.reference.paged_attention import paged_attention
+
+REFERENCE = "reference"
+"""Name of the implementations that are the specification."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +54,9 @@ class Implementation:
 
     operation: Operation
     name: str
-    """Name of its folder: reference, cpu, triton."""
-    target: object
-    """The function, or the ExpertKernel."""
+    """Name of its folder (reference, cpu, triton), and behind a dash what is special where a folder has several."""
+    load: Callable[[], object]
+    """Imports and gives the function, ExpertKernel or LinearKernel: called only for what is chosen."""
     reason: str
     """Why it is a good choice where it can run."""
     why_not: Callable[[Device, Formats, Shapes], str | None]
@@ -81,7 +79,12 @@ class Choice:
     implementation: str
     reason: str
     rejected: tuple[Rejected, ...]
-    target: object
+    load: Callable[[], object]
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether this is the specification, which is exact and slow."""
+        return self.implementation == REFERENCE
 
 
 class NoImplementation(LookupError):
@@ -117,88 +120,4 @@ class Registry:
         if chosen is None:
             obstacles = "; ".join(f"{item.name}: {item.why_not}" for item in rejected) or "none is registered"
             raise NoImplementation(f"no kernel for {operation} on {device}: {obstacles}")
-        return Choice(operation, chosen.name, chosen.reason, tuple(rejected), chosen.target)
-
-
-REFERENCE_WEIGHTS = frozenset({"BF16", "INT4"})
-REFERENCE_KV = frozenset({"BF16", "FP8"})
-
-
-def _anywhere(_device: Device, _formats: Formats, _shapes: Shapes) -> str | None:
-    return None
-
-
-def _experts_have_a_reference(_device: Device, formats: Formats, _shapes: Shapes) -> str | None:
-    if formats.weights in REFERENCE_WEIGHTS:
-        return None
-    return f"{formats.weights} experts have no reference; there is one for {', '.join(sorted(REFERENCE_WEIGHTS))}"
-
-
-def _pages_have_a_reference(_device: Device, formats: Formats, _shapes: Shapes) -> str | None:
-    if formats.kv in REFERENCE_KV:
-        return None
-    return f"{formats.kv} pages have no reference; there is one for {', '.join(sorted(REFERENCE_KV))}"
-
-
-def _reference(
-    operation: Operation, target: object, why_not: Callable[[Device, Formats, Shapes], str | None] = _anywhere
-) -> Implementation:
-    reason = "plain torch, exact in float32 and the same bits in every batch; slow"
-    return Implementation(operation, "reference", target, reason, why_not)
-
-
-REGISTRY = Registry(
-    (
-        _reference(Operation.PAGED_ATTENTION, paged_attention, _pages_have_a_reference),
-        _reference(Operation.KV_WRITE, kv_write, _pages_have_a_reference),
-        _reference(Operation.CHECK_ROWS, integrity.check_rows),
-        _reference(Operation.CONCLUDE, integrity.conclude),
-        _reference(Operation.EXPERTS, moe.ReferenceExperts(), _experts_have_a_reference),
-        _reference(Operation.ROUTER, router.softmax_top_k),
-        _reference(Operation.LINEAR, linear.linear),
-        _reference(Operation.RMS_NORM, rms_norm.rms_norm),
-        _reference(Operation.ROTARY_ANGLES, rotary.angles),
-        _reference(Operation.ROTATE, rotary.rotate),
-        _reference(Operation.SAMPLE, sampling.sample),
-    )
-)
-"""Every implementation there is. A new kernel adds its entries above the reference's."""
-
-
-@dataclass(frozen=True)
-class Operations:
-    """The chosen implementation of each operation of a step, and the choices with their reasons."""
-
-    paged_attention: ops.PagedAttention
-    kv_write: ops.KvWrite
-    check_rows: ops.CheckRows
-    conclude: ops.Conclude
-    experts: ops.ExpertKernel[ops.PreparedWeights]
-    router: ops.Router
-    linear: ops.Linear
-    rms_norm: ops.RmsNorm
-    rotary_angles: ops.RotaryAngles
-    rotate: ops.Rotate
-    sample: ops.Sample
-    choices: tuple[Choice, ...]
-
-
-def operations_for(
-    device: Device, formats: Formats, registry: Registry = REGISTRY, shapes: Shapes = ANY_SHAPE
-) -> Operations:
-    """Select every operation for one device; raises NoImplementation."""
-    choices = {operation: registry.select(operation, device, formats, shapes) for operation in registry.operations}
-    return Operations(
-        paged_attention=cast(ops.PagedAttention, choices[Operation.PAGED_ATTENTION].target),
-        kv_write=cast(ops.KvWrite, choices[Operation.KV_WRITE].target),
-        check_rows=cast(ops.CheckRows, choices[Operation.CHECK_ROWS].target),
-        conclude=cast(ops.Conclude, choices[Operation.CONCLUDE].target),
-        experts=cast(ops.ExpertKernel[ops.PreparedWeights], choices[Operation.EXPERTS].target),
-        router=cast(ops.Router, choices[Operation.ROUTER].target),
-        linear=cast(ops.Linear, choices[Operation.LINEAR].target),
-        rms_norm=cast(ops.RmsNorm, choices[Operation.RMS_NORM].target),
-        rotary_angles=cast(ops.RotaryAngles, choices[Operation.ROTARY_ANGLES].target),
-        rotate=cast(ops.Rotate, choices[Operation.ROTATE].target),
-        sample=cast(ops.Sample, choices[Operation.SAMPLE].target),
-        choices=tuple(choices.values()),
-    )
+        return Choice(operation, chosen.name, chosen.reason, tuple(rejected), chosen.load)

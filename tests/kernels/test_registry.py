@@ -7,11 +7,11 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
+from octavo_kernels.catalogue import REGISTRY, ReferenceNotAllowed, operations_for
 from octavo_kernels.device import CpuFeature, Device, DeviceError, DeviceKind
 from octavo_kernels.explain import main, table
 from octavo_kernels.operations import Operation
 from octavo_kernels.registry import (
-    REGISTRY,
     Choice,
     Formats,
     Implementation,
@@ -19,7 +19,6 @@ from octavo_kernels.registry import (
     Registry,
     Rejected,
     Shapes,
-    operations_for,
 )
 
 PLAIN_CPU = Device(DeviceKind.CPU)
@@ -31,7 +30,7 @@ def needs_avx512(device: Device, _formats: Formats, _shapes: Shapes) -> str | No
 
 
 def with_fast_linear() -> Registry:
-    fast = Implementation(Operation.LINEAR, "cpu", object(), "C with AVX-512", needs_avx512)
+    fast = Implementation(Operation.LINEAR, "cpu", object, "C with AVX-512", needs_avx512)
     return Registry((fast, *REGISTRY.implementations))
 
 
@@ -69,18 +68,24 @@ def test_formats_that_nothing_can_do_are_refused_with_every_obstacle() -> None:
 
 
 def test_the_operations_of_a_model_are_those_that_were_chosen() -> None:
-    operations = operations_for(PLAIN_CPU, Formats("INT4", "FP8"))
+    operations = operations_for(PLAIN_CPU, Formats("INT4", "FP8"), allow_reference=True)
     assert [choice.operation for choice in operations.choices] == list(REGISTRY.operations)
     by_operation: dict[Operation, Choice] = {choice.operation: choice for choice in operations.choices}
-    assert operations.paged_attention is by_operation[Operation.PAGED_ATTENTION].target
-    assert operations.experts is by_operation[Operation.EXPERTS].target
-    assert operations.sample is by_operation[Operation.SAMPLE].target
+    assert operations.paged_attention is by_operation[Operation.PAGED_ATTENTION].load()
+    assert isinstance(operations.experts, type(by_operation[Operation.EXPERTS].load()))
+    assert operations.sample is by_operation[Operation.SAMPLE].load()
 
 
-def test_nothing_is_chosen_that_nobody_can_call() -> None:
-    operations = operations_for(PLAIN_CPU, Formats())
-    callable_ones = {id(getattr(operations, field.name)) for field in fields(operations)}
-    assert {id(choice.target) for choice in operations.choices} <= callable_ones
+def test_every_choice_has_a_place_where_a_model_finds_it() -> None:
+    operations = operations_for(PLAIN_CPU, Formats(), allow_reference=True)
+    assert len(fields(operations)) == len(operations.choices) + 1
+
+
+def test_the_specification_is_no_product_path_unless_asked_for() -> None:
+    slow = Registry(tuple(item for item in REGISTRY.implementations if item.name == "reference"))
+    with pytest.raises(ReferenceNotAllowed, match=r"linear has only its reference here: there is no other"):
+        operations_for(PLAIN_CPU, Formats(), slow)
+    assert operations_for(PLAIN_CPU, Formats(), slow, allow_reference=True).choices
 
 
 def test_a_device_is_described_by_two_integers_or_by_features() -> None:

@@ -81,6 +81,12 @@ def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
         default=IntegrityMode.ENFORCE.value,
         help="enforce: a violation ends its request; report: it is counted; off: nothing is checked",
     )
+    group.add_argument(
+        "--allow-reference",
+        action="store_true",
+        default=True,
+        help="run the specification where no fast kernel can, slowly",
+    )
 
 
 def _add_server_arguments(group: argparse._ArgumentGroup) -> None:
@@ -188,6 +194,7 @@ def engine_settings(args: argparse.Namespace, facts: ModelFacts) -> EngineSettin
         expect_compute_capability=args.expect_compute_capability,
         expect_memory_mib=args.expect_memory_mib,
         integrity=IntegrityMode(args.kv_integrity),
+        allow_reference=args.allow_reference,
     )
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from octavo_kernels.catalogue import Operations
 from octavo_kernels.formats.sampling import SamplingParameters
-from octavo_kernels.registry import Operations
 from octavo_runtime.contract.parallel import require_bundled_world_size
 from octavo_runtime.engine.batch import Batch
 from octavo_runtime.engine.request import EngineRequest

@@ -33,6 +33,8 @@ class EngineSettings:
     expect_compute_capability: ComputeCapability | None = None
     expect_memory_mib: int | None = None
     integrity: IntegrityMode = IntegrityMode.ENFORCE
+    allow_reference: bool = True
+    """Run the specification of an operation where no fast kernel can."""
 
     def layout(self) -> ParallelLayout:
         """How the ranks divide the model; raises Refused."""

@@ -7,8 +7,9 @@ import time
 
 import torch
 
+from octavo_kernels.catalogue import Operations, ReferenceNotAllowed, operations_for
 from octavo_kernels.device import Device
-from octavo_kernels.registry import Formats, Operations, operations_for
+from octavo_kernels.registry import Formats, NoImplementation
 from octavo_runtime.contract.footprint import bytes_for_tokens, weight_bytes
 from octavo_runtime.contract.parallel import ParallelLayout
 from octavo_runtime.contract.precision import KvFormat, PrecisionChoice, PrecisionRequest, choose_precision
@@ -52,7 +53,8 @@ def start_engine(settings: EngineSettings, report: Report) -> tuple[Engine, Star
     max_model_len = _max_model_len(settings, capacity)
 
     torch_device = torch.device(device.torch_device)
-    operations = operations_for(Device.of(torch_device), Formats(precision.weights, precision.kv))
+    operations = _kernels(torch_device, precision, settings)
+    report("kernels", _summary(operations))
     before = resident_bytes(device)
     model = load_model(
         settings.model,
@@ -86,6 +88,25 @@ def start_engine(settings: EngineSettings, report: Report) -> tuple[Engine, Star
         kernels=[KernelChoice(choice.operation, choice.implementation) for choice in operations.choices],
         memory=memory,
     )
+
+
+def _kernels(device: torch.device, precision: PrecisionChoice, settings: EngineSettings) -> Operations:
+    """The kernels for this device; raises Refused with what speaks against each."""
+    formats = Formats(precision.weights, precision.kv)
+    try:
+        return operations_for(Device.of(device), formats, allow_reference=settings.allow_reference)
+    except ReferenceNotAllowed as error:
+        raise Refused("OnlyReferenceKernels", f"{error}; --allow-reference runs it all the same, slowly") from error
+    except NoImplementation as error:
+        raise Refused("KernelsUnsupported", str(error)) from error
+
+
+def _summary(operations: Operations) -> str:
+    """Operations by implementation; `python -m octavo_kernels.explain` has the reasons."""
+    by_implementation: dict[str, list[str]] = {}
+    for choice in operations.choices:
+        by_implementation.setdefault(choice.implementation, []).append(choice.operation)
+    return "; ".join(f"{name}: {', '.join(done)}" for name, done in by_implementation.items())
 
 
 def build_engine(

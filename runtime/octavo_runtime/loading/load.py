@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
+from octavo_kernels.catalogue import Operations, operations_for
 from octavo_kernels.device import Device
-from octavo_kernels.registry import Formats, NoImplementation, Operations, operations_for
+from octavo_kernels.registry import Formats, NoImplementation
 from octavo_runtime.contract.facts import ModelFacts
 from octavo_runtime.contract.parallel import ParallelLayout, require_bundled_world_size
 from octavo_runtime.contract.precision import WeightFormat
@@ -63,7 +64,7 @@ def load_model(
 
 def _select(device: torch.device, weights: WeightFormat) -> Operations:
     try:
-        return operations_for(Device.of(device), Formats(weights=weights))
+        return operations_for(Device.of(device), Formats(weights=weights), allow_reference=True)
     except NoImplementation as error:
         raise Refused("WeightsUnsupported", f"--weights {weights.lower()}: {error}") from error
 

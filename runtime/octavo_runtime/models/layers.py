@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from octavo_kernels.catalogue import Operations
 from octavo_kernels.operations import PreparedWeights
-from octavo_kernels.registry import Operations
 from octavo_runtime.engine.batch import Batch
 from octavo_runtime.kv.cache import KvCache
 

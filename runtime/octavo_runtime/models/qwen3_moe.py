@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from octavo_kernels.catalogue import Operations
 from octavo_kernels.reference.rotary import inverse_frequencies
-from octavo_kernels.registry import Operations
 from octavo_runtime.contract.facts import ExpertFacts, ModelFacts
 from octavo_runtime.contract.parallel import ParallelLayout
 from octavo_runtime.contract.refused import Refused

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from octavo_kernels.registry import Operations
+from octavo_kernels.catalogue import Operations
 from octavo_runtime.contract.facts import ModelFacts
 from octavo_runtime.contract.parallel import ParallelLayout
 from octavo_runtime.contract.refused import Refused

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
+from octavo_kernels.catalogue import operations_for
 from octavo_kernels.device import Device
 from octavo_kernels.reference.block_table import clamp_pages
-from octavo_kernels.registry import Formats, operations_for
+from octavo_kernels.registry import Formats
 from octavo_runtime.contract.facts import AttentionFacts, AttentionKind, CheckpointFormat, ModelFacts, ParameterFacts
 from octavo_runtime.contract.parallel import ParallelLayout
 from octavo_runtime.contract.precision import KvFormat
@@ -112,7 +113,7 @@ def _read(keys: torch.Tensor) -> list[int]:
     return list(torch.where(slipped, tokens + VOCABULARY, tokens).tolist())
 
 
-OPERATIONS = operations_for(Device.cpu(), Formats())
+OPERATIONS = operations_for(Device.cpu(), Formats(), allow_reference=True)
 
 
 def cache_of(num_pages: int, page_size: int, kv: KvFormat = KvFormat.BF16) -> KvCache:

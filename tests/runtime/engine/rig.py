@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from octavo_kernels.registry import Operations
+from octavo_kernels.catalogue import Operations
 from octavo_runtime.contract.precision import KvFormat
 from octavo_runtime.engine.batch import Batch
 from octavo_runtime.engine.batch_builder import BatchBuilder

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from octavo_kernels.registry import Operations
+from octavo_kernels.catalogue import Operations
 from octavo_runtime.engine.batch import Batch
 from octavo_runtime.engine.engine import KV_INTEGRITY_VIOLATION, KV_POOL_TOO_SMALL
 from octavo_runtime.engine.integrity import IntegrityMode

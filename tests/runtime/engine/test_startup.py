@@ -62,7 +62,7 @@ def silent(_stage: str, _detail: str) -> None:
 def test_an_engine_starts_warm_and_answers(settings: EngineSettings) -> None:
     stages: list[str] = []
     engine, started = startup.start_engine(settings, lambda stage, _detail: stages.append(stage))
-    assert list(dict.fromkeys(stages)) == ["device", "precision", "kv", "load", "warm"]
+    assert list(dict.fromkeys(stages)) == ["device", "precision", "kv", "kernels", "load", "warm"]
     assert (started.weights, started.kv_cache) == ("INT4", "FP8")
     assert engine.idle
     assert engine.stats().steps > 0

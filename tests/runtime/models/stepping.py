@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 
+from octavo_kernels.catalogue import operations_for
 from octavo_kernels.device import Device
 from octavo_kernels.formats.binding import add, mix
 from octavo_kernels.formats.verdict import is_clean
-from octavo_kernels.registry import Formats, operations_for
+from octavo_kernels.registry import Formats
 from octavo_runtime.contract.parallel import ParallelLayout
 from octavo_runtime.contract.precision import KvFormat, WeightFormat
 from octavo_runtime.engine.batch import Batch
@@ -51,7 +52,7 @@ class Stepper:
         """Load the checkpoint in `path`."""
         facts = read_facts(path)
         layout = ParallelLayout.of(facts, 1)
-        operations = operations_for(Device.cpu(), Formats(weights, kv))
+        operations = operations_for(Device.cpu(), Formats(weights, kv), allow_reference=True)
         model = load_model(path, facts, layout, weights, CPU, operations=operations)
         return cls(model, KvCache.allocate(facts, layout, kv, num_pages, PAGE_SIZE, CPU))
 
@@ -79,7 +80,7 @@ class Stepper:
         """Run new tokens of several requests; logits of each row's last token [V], or of `every` one [n, V]."""
         self.steps += 1
         batch = self._batch([*rows.values()], every=every)
-        operations = operations_for(Device.cpu(), Formats())
+        operations = operations_for(Device.cpu(), Formats(), allow_reference=True)
         records = self.cache.records
         operations.check_rows(
             block_table=batch.block_table,
