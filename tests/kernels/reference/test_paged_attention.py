@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo_kernels.errors import KernelInputError
-from octavo_kernels.reference.paged_attention import KEY_TILE, paged_attention
+from octavo_kernels.reference.attention_tiles import KEY_TILE
+from octavo_kernels.reference.paged_attention import paged_attention
 from tests.kernels.close import assert_close
 from tests.kernels.paged import Scenario, scenario
 
@@ -148,7 +149,7 @@ def test_the_scratch_limit_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> No
     step = scenario([300, 300, 90, 300], [300, 1, 1, 20], dim=16)
     query = random_query(step, 4)
     whole = attend(step, query)
-    monkeypatch.setattr("octavo_kernels.reference.paged_attention.SCRATCH_ELEMENTS", 1)
+    monkeypatch.setattr("octavo_kernels.reference.attention_tiles.SCRATCH_ELEMENTS", 1)
     assert torch.equal(attend(step, query), whole)
 
 
