@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from octavo_kernels.errors import KernelInputError
 from octavo_kernels.formats.verdict import UNCONCLUDED, Finding, findings_of
-from octavo_kernels.reference.kv_write import kv_write
+from octavo_kernels.reference.kv_write import kv_write, mla_write
 from tests.kernels.paged import Scenario, scenario
 
 ONE = torch.ones(())
@@ -211,3 +211,106 @@ def test_wrong_shapes_are_named() -> None:
         write(step, key[:2], value)
     with pytest.raises(KernelInputError, match=r"key is torch\.float64"):
         write(step, key.double(), value)
+
+
+def scaled_step(dtype: torch.dtype = FP8) -> Scenario:
+    return scenario([20, 5], [9, 5], kv_heads=3, dtype=dtype)
+
+
+def test_a_scale_per_head_divides_each_head_by_its_own() -> None:
+    step = scaled_step()
+    key = torch.ones((14, 3, 8)) * 8
+    write(step, key, key, scale=torch.tensor([1.0, 2.0, 4.0]))
+    assert step.k_pages[step.block_table[1, 0, 0], 4].float()[:, 0].tolist() == [8.0, 4.0, 2.0]
+
+
+def test_a_scale_per_token_and_head_is_found_stored_and_undone_by_reading() -> None:
+    step = scaled_step()
+    key = torch.randn((14, 3, 8), generator=torch.Generator().manual_seed(1)) * 1000
+    key[3, 1] = 0
+    scale = torch.full(step.k_pages.shape[:3], -1.0)
+    write(step, key, key, scale=scale)
+    pages = step.block_table[step.token_rows, step.positions // 16, 0].long()
+    slots = step.positions % 16
+    expected = key.abs().amax(-1) / 448
+    expected[3, 1] = 1.0
+    assert torch.equal(scale[pages, slots], expected)
+    assert int((scale != -1).sum()) == expected.numel()
+    read = step.k_pages.float()[pages, slots] * scale[pages, slots][..., None]
+    assert ((read - key).abs() <= key.abs() * 2.0**-4 + expected[..., None] * 2.0**-10).all()
+
+
+def test_elements_that_are_no_numbers_do_not_spoil_their_neighbours() -> None:
+    step = scenario([2], [2], kv_heads=1, dim=4, dtype=FP8)
+    key = torch.tensor([[[torch.nan, 448.0, -1.0, 0.0]], [[-torch.inf, 1.0, 0.0, 3.0]]])
+    scale = torch.zeros(step.k_pages.shape[:3])
+    write(step, key, key, scale=scale)
+    page = int(step.block_table[0, 0, 0])
+    first, second = step.k_pages[page, :2, 0].float()
+    assert first.isnan().tolist() == [True, False, False, False]
+    assert first[1:].tolist() == [448.0, -1.0, 0.0]
+    assert second.tolist() == [-448.0, 0.0, 0.0, 0.0]
+    assert scale[page, :2, 0].tolist() == [1.0, torch.finfo(torch.float32).max / 448]
+
+
+def test_a_refused_store_leaves_the_scale_alone() -> None:
+    step = scaled_step()
+    step.writers[step.block_table[0, :2, 0].long()] = WRITER_SHARED
+    scale = torch.full(step.k_pages.shape[:3], -1.0)
+    write(step, torch.ones((14, 3, 8)), torch.ones((14, 3, 8)), scale=scale)
+    changed = (scale != -1).flatten(1).any(dim=1).nonzero().flatten().tolist()
+    assert changed == [int(step.block_table[1, 0, 0])]
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    contexts=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    page_size=st.sampled_from([1, 3, 16]),
+    per_token=st.booleans(),
+    refused=st.booleans(),
+)
+def test_latent_rows_are_stored_as_keys_of_one_head_are(
+    contexts: list[int], page_size: int, per_token: bool, refused: bool
+) -> None:
+    steps = [scenario(contexts, contexts, page_size=page_size, kv_heads=1, dtype=FP8) for _ in range(2)]
+    scales = [torch.full(steps[0].k_pages.shape[:3], 2.0) if per_token else torch.tensor(2.0) for _ in steps]
+    key, value = new_rows(steps[0])
+    for step in steps:
+        if refused:
+            step.tags[step.block_table[0, 0, 0]] += 1
+    write(steps[0], key, value, scale=scales[0])
+    step = steps[1]
+    mla_write(
+        key[:, 0],
+        pages=step.k_pages[:, :, 0],
+        scale=scales[1][..., 0] if per_token else scales[1],
+        block_table=step.block_table,
+        token_rows=step.token_rows,
+        positions=step.positions,
+        nonces=step.nonces,
+        page_tags=step.tags,
+        page_writers=step.writers,
+        page_fill=step.fill,
+        verdict=step.verdict,
+        last_layer=True,
+    )
+    assert torch.equal(bytes_of(steps[0].k_pages), bytes_of(step.k_pages))
+    assert torch.equal(steps[0].fill, step.fill)
+    assert torch.equal(steps[0].verdict, step.verdict)
+    assert (int(step.verdict[0]) < 0) == refused
+    if per_token:
+        # The values, written second, left their own.
+        write(scenario(contexts, contexts, page_size=page_size, kv_heads=1, dtype=FP8), key, key, scale=scales[0])
+        assert refused or torch.equal(scales[0], scales[1])
+
+
+def test_scales_that_do_not_fit_are_named() -> None:
+    step = scaled_step()
+    key, value = new_rows(step)
+    with pytest.raises(KernelInputError, match=r"k_scale has shape \[2\], needed \[3\]"):
+        write(step, key, value, scale=torch.ones(2))
+    with pytest.raises(KernelInputError, match=r"k_scale is torch\.float64"):
+        write(step, key, value, scale=torch.ones((), dtype=torch.float64))
+    step = scaled_step(torch.bfloat16)
+    with pytest.raises(KernelInputError, match=r"k_scale is per token and head, is torch\.bfloat16"):
+        write(step, key, value, scale=torch.ones(step.k_pages.shape[:3]))
