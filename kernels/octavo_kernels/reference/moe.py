@@ -7,12 +7,12 @@ token are then added in routing order. No sum depends on which other tokens are 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
 from octavo_kernels.formats.experts import Bf16Experts, CanonicalExperts, Int4Experts
 from octavo_kernels.formats.int4 import dequantise
 from octavo_kernels.operations import ExpertKernel
+from octavo_kernels.reference.activation import silu
 from octavo_kernels.reference.linear import tiled_matmul
 
 
@@ -53,7 +53,7 @@ def grouped_experts(
 def _expert(x: torch.Tensor, experts: CanonicalExperts, expert: int) -> torch.Tensor:
     gate_up, down = expert_weights(experts, expert)
     gate, up = tiled_matmul(x, gate_up.t()).chunk(2, dim=-1)
-    return tiled_matmul(F.silu(gate) * up, down.t())
+    return tiled_matmul(silu(gate) * up, down.t())
 
 
 def expert_weights(experts: CanonicalExperts, expert: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -29,7 +29,7 @@ def pools(dtype: torch.dtype, latent: bool, seed: int = 0) -> tuple[torch.Tensor
 
 def by_formula(k_pages: torch.Tensor, v_pages: torch.Tensor | None, page: int, fill: int) -> int:
     """Plain integers."""
-    rows = []
+    rows: list[int] = []
     for slot in range(fill):
         for part in (k_pages, v_pages):
             rows += [] if part is None else part[page, slot].contiguous().view(torch.uint8).flatten().tolist()

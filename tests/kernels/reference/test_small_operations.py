@@ -1,9 +1,8 @@
-"""RMSNorm, rotary embedding and routing against their definitions in float64, and batch by batch."""
+"""RMSNorm and rotary embedding against their definitions in float64, and batch by batch."""
 
 from __future__ import annotations
 
 import cmath
-import math
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from octavo_kernels.errors import KernelInputError
 from octavo_kernels.reference.rms_norm import rms_norm
 from octavo_kernels.reference.rotary import angles, inverse_frequencies, rotate
-from octavo_kernels.reference.router import softmax_top_k
 from tests.kernels.close import assert_close
 
 CPU = torch.device("cpu")
@@ -76,38 +74,3 @@ def test_angles_of_a_position_have_the_same_bits_in_every_batch() -> None:
 def test_an_odd_head_dimension_is_refused() -> None:
     with pytest.raises(KernelInputError, match="head_dim is 7"):
         inverse_frequencies(7, 1e4, CPU)
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.integers(0, 6), st.integers(1, 128), st.data())
-def test_routing_takes_the_most_likely_experts(tokens: int, experts: int, data: st.DataObject) -> None:
-    top_k = data.draw(st.integers(1, experts))
-    logits = random(tokens, experts)
-    ids, weights = softmax_top_k(logits, top_k, renormalise=False)
-    for token in range(tokens):
-        shares = [math.exp(value) for value in logits[token].tolist()]
-        best = sorted(range(experts), key=lambda e: -shares[e])[:top_k]
-        assert ids[token].tolist() == best
-        assert weights[token].tolist() == pytest.approx([shares[e] / sum(shares) for e in best], abs=1e-6)
-
-
-def test_renormalised_weights_sum_to_one_and_keep_their_ratio() -> None:
-    logits = random(20, 16)
-    _, plain = softmax_top_k(logits, 4, renormalise=False)
-    _, weights = softmax_top_k(logits, 4, renormalise=True)
-    assert_close(weights.sum(-1), torch.ones(20), within=1e-6)
-    assert_close(weights / weights[:, :1], plain / plain[:, :1], within=1e-6)
-
-
-def test_routing_of_a_token_has_the_same_bits_in_every_batch() -> None:
-    logits = random(40, 128)
-    _, together = softmax_top_k(logits, 8, renormalise=True)
-    for token in range(40):
-        _, alone = softmax_top_k(logits[token : token + 1], 8, renormalise=True)
-        assert torch.equal(alone[0], together[token])
-
-
-@pytest.mark.parametrize("top_k", [0, 9])
-def test_an_impossible_top_k_is_refused(top_k: int) -> None:
-    with pytest.raises(KernelInputError, match=f"top_k is {top_k}, needed 1 to 8"):
-        softmax_top_k(random(2, 8), top_k, renormalise=True)

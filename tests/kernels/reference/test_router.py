@@ -1,0 +1,149 @@
+"""Routers: the experts by score, ties by id, groups cut off, and the weights the models were trained with."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import DeepseekV3Config
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+
+from octavo_kernels.errors import KernelInputError
+from octavo_kernels.reference.router import sigmoid_top_k, softmax_top_k
+from tests.kernels.close import assert_close
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 6), st.integers(1, 128), st.data())
+def test_routing_takes_the_most_likely_experts(tokens: int, experts: int, data: st.DataObject) -> None:
+    top_k = data.draw(st.integers(1, experts))
+    logits = random(tokens, experts)
+    ids, weights = softmax_top_k(logits, top_k, renormalise=False)
+    for token in range(tokens):
+        shares = [math.exp(value) for value in logits[token].tolist()]
+        best = sorted(range(experts), key=lambda e: -shares[e])[:top_k]
+        assert ids[token].tolist() == best
+        assert weights[token].tolist() == pytest.approx([shares[e] / sum(shares) for e in best], abs=1e-6)
+
+
+def test_renormalised_weights_sum_to_one_and_keep_their_ratio() -> None:
+    logits = random(20, 16)
+    _, plain = softmax_top_k(logits, 4, renormalise=False)
+    _, weights = softmax_top_k(logits, 4, renormalise=True)
+    assert_close(weights.sum(-1), torch.ones(20), within=1e-6)
+    assert_close(weights / weights[:, :1], plain / plain[:, :1], within=1e-6)
+
+
+@pytest.mark.parametrize("experts", [128, 61])
+def test_routing_of_a_token_has_the_same_bits_in_every_batch(experts: int) -> None:
+    logits = random(40, experts)
+    groups = 8 if experts == 128 else 1
+
+    def route(rows: torch.Tensor) -> list[torch.Tensor]:
+        sigmoid = sigmoid_top_k(
+            rows, random(experts), 8, groups=groups, top_groups=(groups + 1) // 2, renormalise=True, scaling=2.5
+        )
+        return [*softmax_top_k(rows, 8, renormalise=True), *sigmoid]
+
+    together = route(logits)
+    for token in range(40):
+        for alone, row in zip(route(logits[token : token + 1]), together, strict=True):
+            assert torch.equal(alone[0], row[token])
+
+
+def test_equal_scores_are_ranked_by_id() -> None:
+    logits = torch.tensor([[0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0, -1.0]])
+    assert softmax_top_k(logits, 6, renormalise=False)[0].tolist() == [[1, 3, 5, 6, 0, 2]]
+    ids, _ = sigmoid_top_k(logits, torch.zeros(8), 6, groups=1, top_groups=1, renormalise=False, scaling=1.0)
+    assert ids.tolist() == [[1, 3, 5, 6, 0, 2]]
+    even = torch.zeros((1, 8))
+    ids, _ = sigmoid_top_k(even, torch.zeros(8), 3, groups=4, top_groups=2, renormalise=False, scaling=1.0)
+    assert ids.tolist() == [[0, 1, 2]]
+
+
+def test_logits_that_are_no_numbers_rank_last_and_stay_in_the_weights() -> None:
+    logits = torch.tensor([[torch.nan, -torch.inf, 0.0, 1.0], [torch.nan] * 4])
+    ids, weights = softmax_top_k(logits, 3, renormalise=True)
+    assert ids.tolist() == [[3, 2, 0], [0, 1, 2]]
+    assert weights.isnan().all()
+    ids, weights = sigmoid_top_k(logits, torch.zeros(4), 3, groups=1, top_groups=1, renormalise=False, scaling=1.0)
+    assert ids.tolist() == [[3, 2, 1], [0, 1, 2]]
+    assert weights.isnan().tolist() == [[False, False, False], [True] * 3]
+
+
+def test_an_expert_of_a_group_that_was_cut_off_never_comes_before_one_of_the_others() -> None:
+    logits = torch.tensor([[0.0, -torch.inf, 5.0, torch.nan, -9.0, -9.0]])
+    bias = torch.tensor([0.0, -torch.inf, 0.0, -torch.inf, 0.0, 0.0])
+    ids, _ = sigmoid_top_k(logits, bias, 2, groups=3, top_groups=1, renormalise=False, scaling=1.0)
+    assert ids.tolist() == [[4, 5]]
+    ids, _ = sigmoid_top_k(logits[:, :4], bias[:4], 2, groups=2, top_groups=1, renormalise=False, scaling=1.0)
+    assert ids.tolist() == [[0, 1]]
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    tokens=st.integers(0, 5),
+    groups=st.integers(1, 5),
+    size=st.integers(2, 9),
+    renormalise=st.booleans(),
+    data=st.data(),
+)
+def test_the_sigmoid_router_equals_transformers(
+    tokens: int, groups: int, size: int, renormalise: bool, data: st.DataObject
+) -> None:
+    top_groups = data.draw(st.integers(1, groups))
+    top_k = data.draw(st.integers(1, top_groups * size))
+    experts = groups * size
+    theirs = DeepseekV3TopkRouter(
+        DeepseekV3Config(
+            num_experts_per_tok=top_k,
+            n_routed_experts=experts,
+            hidden_size=experts,
+            routed_scaling_factor=2.5,
+            n_group=groups,
+            topk_group=top_groups,
+            norm_topk_prob=renormalise,
+        )
+    )
+    logits, bias = random(tokens, experts) * 3, random(experts, seed=1)
+    theirs.weight.data.copy_(torch.eye(experts))
+    theirs.e_score_correction_bias.copy_(bias)
+    with torch.no_grad():
+        _, their_weights, their_ids = theirs(logits)
+    ids, weights = sigmoid_top_k(
+        logits, bias, top_k, groups=groups, top_groups=top_groups, renormalise=renormalise, scaling=2.5
+    )
+    order, their_order = ids.sort(dim=1), their_ids.sort(dim=1)
+    assert torch.equal(order.values, their_order.values)
+    assert_close(weights.gather(1, order.indices), their_weights.gather(1, their_order.indices), within=1e-6)
+    biased = (logits.sigmoid() + bias).gather(1, ids)
+    assert torch.equal(biased, biased.sort(dim=1, descending=True).values)
+
+
+def test_groups_of_one_expert_score_that_expert() -> None:
+    ids, _ = sigmoid_top_k(random(3, 6), torch.zeros(6), 2, groups=6, top_groups=2, renormalise=True, scaling=1.0)
+    assert ids.tolist() == softmax_top_k(random(3, 6), 2, renormalise=True)[0].tolist()
+
+
+@pytest.mark.parametrize("top_k", [0, 9])
+def test_an_impossible_top_k_is_refused(top_k: int) -> None:
+    with pytest.raises(KernelInputError, match=f"top_k is {top_k}, needed 1 to 8"):
+        softmax_top_k(random(2, 8), top_k, renormalise=True)
+    with pytest.raises(KernelInputError, match=f"top_k is {top_k}, needed 1 to 8"):
+        sigmoid_top_k(random(2, 16), torch.zeros(16), top_k, groups=2, top_groups=1, renormalise=True, scaling=1.0)
+
+
+def test_impossible_groups_are_refused() -> None:
+    with pytest.raises(KernelInputError, match="groups is 3, needed a divisor of 8 experts"):
+        sigmoid_top_k(random(2, 8), torch.zeros(8), 1, groups=3, top_groups=1, renormalise=True, scaling=1.0)
+    with pytest.raises(KernelInputError, match="top_groups is 3, needed 1 to 2 groups"):
+        sigmoid_top_k(random(2, 8), torch.zeros(8), 1, groups=2, top_groups=3, renormalise=True, scaling=1.0)
+    with pytest.raises(KernelInputError, match=r"bias has shape \[7\], needed \[8\]"):
+        sigmoid_top_k(random(2, 8), torch.zeros(7), 1, groups=2, top_groups=1, renormalise=True, scaling=1.0)
