@@ -24,3 +24,10 @@ def require_shape(name: str, tensor: torch.Tensor, *shape: int | None) -> None:
     if not fits:
         needed = ", ".join("any" if want is None else str(want) for want in shape)
         raise KernelInputError(f"{name} has shape {list(tensor.shape)}, needed [{needed}]")
+
+
+def require_contiguous(**tensors: torch.Tensor) -> None:
+    """Raise KernelInputError for the first tensor, named by its keyword, that is not contiguous."""
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous():
+            raise KernelInputError(f"{name} is not contiguous: shape {list(tensor.shape)}, strides {tensor.stride()}")
