@@ -42,4 +42,5 @@ class AotCase:
     why_not: Callable[[Architecture], str | None] = anywhere
     """Why the registry would not start this kernel there, or None; such a pair is not compiled."""
     unaligned: frozenset[str] = field(default_factory=frozenset)
-    """Pointers and strides that are not multiples of 16 (in bytes, elements), all others being so."""
+    """Arguments that are not multiples of 16, all others being so: pointers in bytes, integers as they are. Integers
+    that the kernel marks `do_not_specialize` are never taken to be."""
