@@ -9,8 +9,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -32,19 +34,24 @@ class Library:
 
     def call(self, name: str, *arguments: torch.Tensor | int | float | None) -> None:
         """Call `name` with tensors as pointers (None as NULL), integers as int64_t, floats as float, and the number of
-        threads that torch would use as the last int64_t."""
-        converted = [_argument(argument) for argument in arguments]
+        threads that torch would use as the last int64_t. The kinds of the first call hold for all that follow."""
+        function = self._function(name, arguments)
+        values = [value.data_ptr() if isinstance(value, torch.Tensor) else value for value in arguments]
+        function(*values, torch.get_num_threads())
+
+    def _function(self, name: str, arguments: tuple[torch.Tensor | int | float | None, ...]) -> Callable[..., None]:
+        # ctypes keeps the function object as an attribute of the library: what is set on it stays.
         function = getattr(self.functions, name)
-        function.restype = None
-        function(*converted, ctypes.c_int64(torch.get_num_threads()))
+        if function.argtypes is None:
+            function.restype = None
+            function.argtypes = [*(_c_type(argument) for argument in arguments), ctypes.c_int64]
+        return cast(Callable[..., None], function)
 
 
-def _argument(value: torch.Tensor | int | float | None) -> ctypes.c_void_p | ctypes.c_int64 | ctypes.c_float:
-    if value is None:
-        return ctypes.c_void_p(None)
-    if isinstance(value, torch.Tensor):
-        return ctypes.c_void_p(value.data_ptr())
-    return ctypes.c_float(value) if isinstance(value, float) else ctypes.c_int64(value)
+def _c_type(value: torch.Tensor | int | float | None) -> type[ctypes.c_void_p | ctypes.c_int64 | ctypes.c_float]:
+    if value is None or isinstance(value, torch.Tensor):
+        return ctypes.c_void_p
+    return ctypes.c_float if isinstance(value, float) else ctypes.c_int64
 
 
 def usable(flags: frozenset[str]) -> tuple[Variant, ...]:

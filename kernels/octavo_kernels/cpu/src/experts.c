@@ -1,0 +1,177 @@
+/* One layer of routed experts in one call: y = sum over k of weight_k * down_e(silu(gate_e(x)) * up_e(x)).
+ *
+ * (token, k) places are sorted by expert, so that an expert's weights are read once for all of its tokens. First phase:
+ * units of one pair of one expert, where a pair is a block of gate rows and the block of up rows that belongs to it.
+ * Second phase: units of PAIR output columns over all experts, after which the same thread adds up each token's k
+ * parts in routing order. A token's sums never depend on another's.
+ */
+#include "linear_activations.h"
+#include "linear_tile.h"
+
+typedef struct {
+    int64_t tokens, top_k, hidden, intermediate, experts;
+    packed gate_up, down;
+    int integer;
+} layer;
+
+typedef struct {
+    int64_t places;      /* most (token, k) places in one pass */
+    int64_t *order;      /* [places] place of each sorted position */
+    int64_t *token;      /* [places] its token */
+    int64_t *start;      /* [experts + 1] first sorted position of each expert */
+    int64_t *active;     /* [experts] those that have tokens */
+    float *x;            /* [tokens, K] padded, where padding is needed */
+    float *between;      /* [places, K of down] silu(gate) * up in sorted order */
+    float *parts;        /* [threads, places, PAIR] */
+    int8_t *values[2];   /* integers of x and of between, */
+    float *scales[2];    /* their scales */
+    int32_t *sums[2];    /* and sums */
+} scratch;
+
+static char *take(char **at, int64_t bytes) {
+    char *from = *at;
+    *at += (bytes + 63) / 64 * 64;
+    return from;
+}
+
+/* Cuts `memory` up; with memory null the sizes only. Returns the bytes needed. */
+static int64_t cut(scratch *s, char *memory, const layer *l, int64_t threads) {
+    char *at = memory;
+    const int64_t rows[2] = {l->tokens, s->places}, in[2] = {l->gate_up.in, l->down.in};
+    const int64_t groups[2] = {in[0] / l->gate_up.group, in[1] / l->down.group};
+    s->order = (int64_t *)take(&at, s->places * 8);
+    s->token = (int64_t *)take(&at, s->places * 8);
+    s->start = (int64_t *)take(&at, (l->experts + 1) * 8);
+    s->active = (int64_t *)take(&at, l->experts * 8);
+    s->x = (float *)take(&at, !l->integer && in[0] != l->hidden ? rows[0] * in[0] * 4 : 0);
+    s->between = (float *)take(&at, rows[1] * in[1] * 4);
+    s->parts = (float *)take(&at, threads * s->places * PAIR * 4);
+    for (int i = 0; i < 2; i++) {
+        s->values[i] = (int8_t *)take(&at, l->integer ? rows[i] * in[i] : 0);
+        s->scales[i] = (float *)take(&at, l->integer ? rows[i] * groups[i] * 4 : 0);
+        s->sums[i] = (int32_t *)take(&at, l->integer ? rows[i] * groups[i] * 4 : 0);
+    }
+    return at - memory;
+}
+
+/* Sorts the places by expert, each expert's in order; returns how many experts have any. */
+static int64_t sort_places(const layer *l, const int64_t *ids, scratch *s) {
+    memset(s->start, 0, (size_t)(l->experts + 1) * 8);
+    for (int64_t p = 0; p < s->places; p++) s->start[ids[p] + 1]++;
+    int64_t active = 0;
+    for (int64_t e = 0; e < l->experts; e++) {
+        if (s->start[e + 1]) s->active[active++] = e;
+        s->start[e + 1] += s->start[e];
+    }
+    for (int64_t p = 0; p < s->places; p++) {
+        int64_t at = s->start[ids[p]]++;
+        s->order[at] = p;
+        s->token[at] = p / l->top_k;
+    }
+    memmove(s->start + 1, s->start, (size_t)l->experts * 8);
+    s->start[0] = 0;
+    return active;
+}
+
+static void gate_up_unit(const layer *l, const scratch *s, const activations *x, int64_t expert, int64_t pair) {
+    float out[ROWS * PAIR];
+    const int64_t stop = s->start[expert + 1];
+    for (int64_t at = s->start[expert]; at < stop; at += ROWS) {
+        const int rows = stop - at < ROWS ? (int)(stop - at) : ROWS;
+        packed_tile(rows, &l->gate_up, expert, pair, x, s->token + at, out);
+        for (int r = 0; r < rows; r++) {
+            vf gate = vf_load(out + r * PAIR), up = vf_load(out + r * PAIR + LANES);
+            float product[LANES];
+            vf_store(product, vf_silu(gate) * up);
+            const int64_t column = pair * LANES, room = l->intermediate - column;
+            memcpy(s->between + (at + r) * l->down.in + column, product, 4 * (size_t)(room < LANES ? room : LANES));
+        }
+    }
+}
+
+static void down_unit(const layer *l, const scratch *s, const activations *x, int64_t active, int64_t pair,
+                      const float *weights, float *parts, float *out) {
+    for (int64_t a = 0; a < active; a++) {
+        const int64_t expert = s->active[a], stop = s->start[expert + 1];
+        for (int64_t at = s->start[expert]; at < stop; at += ROWS) {
+            const int rows = stop - at < ROWS ? (int)(stop - at) : ROWS;
+            const int64_t row[ROWS] = {at, at + 1, at + 2, at + 3};
+            float tile[ROWS * PAIR];
+            packed_tile(rows, &l->down, expert, pair, x, row, tile);
+            for (int r = 0; r < rows; r++) memcpy(parts + s->order[at + r] * PAIR, tile + r * PAIR, PAIR * 4);
+        }
+    }
+    const int64_t column = pair * PAIR, room = l->hidden - column;
+    for (int64_t t = 0; t < l->tokens; t++) {
+        vf sum[2] = {0};
+        for (int64_t k = 0; k < l->top_k; k++)
+            for (int b = 0; b < 2; b++)
+                sum[b] = vf_load(parts + (t * l->top_k + k) * PAIR + b * LANES) * weights[t * l->top_k + k] + sum[b];
+        memcpy(out + t * l->hidden + column, sum, 4 * (size_t)(room < PAIR ? room : PAIR));
+    }
+}
+
+static void one_pass(const layer *l, scratch *s, const float *x, const int64_t *ids, const float *weights, float *out,
+                     int threads) {
+    const int64_t active = sort_places(l, ids, s), pairs = l->gate_up.pairs, in = l->gate_up.in, middle = l->down.in;
+    const int64_t groups = in / l->gate_up.group, middle_groups = middle / l->down.group;
+    const int padded = !l->integer && in != l->hidden;
+    const activations first = {l->integer ? NULL : padded ? s->x : x, s->values[0], s->scales[0], s->sums[0]};
+    const activations second = {l->integer ? NULL : s->between, s->values[1], s->scales[1], s->sums[1]};
+#pragma omp parallel num_threads(threads)
+    {
+        if (l->integer || padded) {
+#pragma omp for schedule(static)
+            for (int64_t t = 0; t < l->tokens; t++)
+                if (padded) padded_row(x + t * l->hidden, l->hidden, in, s->x + t * in);
+                else
+                    integers_of_row(x + t * l->hidden, l->hidden, in, l->gate_up.group, s->values[0] + t * in,
+                                    s->scales[0] + t * groups, s->sums[0] + t * groups);
+        }
+#pragma omp for schedule(dynamic)
+        for (int64_t unit = 0; unit < active * pairs; unit++)
+            gate_up_unit(l, s, &first, s->active[unit / pairs], unit % pairs);
+        if (l->integer) {
+#pragma omp for schedule(static)
+            for (int64_t p = 0; p < s->places; p++)
+                integers_of_row(s->between + p * middle, l->intermediate, middle, l->down.group,
+                                s->values[1] + p * middle, s->scales[1] + p * middle_groups,
+                                s->sums[1] + p * middle_groups);
+        } else if (middle != l->intermediate) {
+#pragma omp for schedule(static)
+            for (int64_t p = 0; p < s->places; p++)
+                memset(s->between + p * middle + l->intermediate, 0, 4 * (size_t)(middle - l->intermediate));
+        }
+#pragma omp for schedule(dynamic)
+        for (int64_t pair = 0; pair < l->down.pairs; pair++)
+            down_unit(l, s, &second, active, pair, weights, s->parts + omp_get_thread_num() * s->places * PAIR, out);
+    }
+}
+
+/* Both weights as `packed`. With out null, *bytes becomes the scratch memory needed and nothing is computed; else
+ * memory has as much. No pass takes more than `most` tokens, which bounds it. */
+void experts_apply(const float *x, const int64_t *ids, const float *weights, float *out, char *memory, int64_t *bytes,
+                   const uint8_t *gate_up_words, const void *gate_up_scales, const uint8_t *gate_up_zeros,
+                   const float *gate_up_global, const uint8_t *down_words, const void *down_scales,
+                   const uint8_t *down_zeros, const float *down_global, int64_t format, int64_t integer,
+                   int64_t gate_up_group, int64_t gate_up_in, int64_t gate_up_pairs, int64_t down_group,
+                   int64_t down_in, int64_t down_pairs, int64_t experts, int64_t hidden, int64_t intermediate,
+                   int64_t tokens, int64_t top_k, int64_t most, int64_t threads) {
+    layer l = {.tokens = tokens < most ? tokens : most, .top_k = top_k, .hidden = hidden,
+               .intermediate = intermediate, .experts = experts, .integer = (int)integer};
+    l.gate_up = (packed){format, gate_up_in, gate_up_pairs, gate_up_group, gate_up_words, gate_up_scales,
+                         gate_up_zeros, gate_up_global};
+    l.down = (packed){format, down_in, down_pairs, down_group, down_words, down_scales, down_zeros, down_global};
+    scratch s = {.places = l.tokens * top_k};
+    const int64_t needed = cut(&s, memory, &l, threads);
+    if (!out) {
+        *bytes = needed;
+        return;
+    }
+    for (int64_t done = 0; done < tokens; done += most) {
+        l.tokens = tokens - done < most ? tokens - done : most;
+        s.places = l.tokens * top_k;
+        one_pass(&l, &s, x + done * hidden, ids + done * top_k, weights + done * top_k, out + done * hidden,
+                 (int)threads);
+    }
+}
