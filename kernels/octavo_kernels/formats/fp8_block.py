@@ -5,6 +5,8 @@
     w[n, k] = values[n, k] * scales[n // 128, k // 128]
 
 Sizes need not divide by 128: the last block of a row or column is then smaller.
+
+Activations get one scale per row and 128 elements of K, found as they come: `quantise_activations`.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
-from octavo_kernels.errors import require_dtype, require_shape
+from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
 from octavo_kernels.formats import fp8
+from octavo_kernels.formats.int4 import QuantisationError
 
 BLOCK = 128
 
@@ -52,3 +56,42 @@ class Fp8BlockWeight:
     def select(self, index: int) -> Fp8BlockWeight:
         """Slice `index` of the leading dimension, sharing memory."""
         return Fp8BlockWeight(self.values[index], self.scales[index])
+
+
+def quantise(weight: torch.Tensor) -> Fp8BlockWeight:
+    """Round a floating-point weight [..., N, K] to FP8; each block's scale is its `fp8.dynamic_scale`.
+
+    Raises QuantisationError when a value is NaN or infinite.
+    """
+    if weight.ndim < 2 or not weight.is_floating_point():
+        raise KernelInputError(f"weight is {weight.dtype} {list(weight.shape)}, needed floating point [..., N, K]")
+    if not bool(torch.isfinite(weight).all()):
+        raise QuantisationError("a weight is NaN or infinite and has no FP8 block")
+    *stack, n, k = weight.shape
+    padded = F.pad(weight.float(), (0, -k % BLOCK, 0, -n % BLOCK))
+    blocks = padded.view(*stack, -(-n // BLOCK), BLOCK, -(-k // BLOCK), BLOCK).transpose(-3, -2)
+    scales = fp8.dynamic_scale(blocks.flatten(-2))
+    return Fp8BlockWeight(fp8.encode(weight.float() / _spread(scales, n, k)), scales)
+
+
+def dequantise(weight: Fp8BlockWeight) -> torch.Tensor:
+    """The float32 weight [..., N, K]: value times scale, rounded once."""
+    return fp8.decode(weight.values) * _spread(weight.scales, weight.out_features, weight.in_features)
+
+
+def quantise_activations(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round activations by groups of 128 along K: x [T, K] float32 to values [T, K] e4m3 and scales [T, ceil(K/128)].
+
+    A group's scale is its `fp8.dynamic_scale`, so NaN stays NaN in its own place only and infinity becomes the largest
+    float32.
+    """
+    require_dtype("x", x, torch.float32)
+    require_shape("x", x, None, None)
+    rows, k = x.shape
+    scales = fp8.dynamic_scale(F.pad(x, (0, -k % BLOCK)).view(rows, -(-k // BLOCK), BLOCK))
+    return fp8.encode(x / scales.repeat_interleave(BLOCK, dim=1)[:, :k]), scales
+
+
+def _spread(scales: torch.Tensor, n: int, k: int) -> torch.Tensor:
+    """A factor for each element: [..., N, K]."""
+    return scales.repeat_interleave(BLOCK, dim=-2)[..., :n, :].repeat_interleave(BLOCK, dim=-1)[..., :k]

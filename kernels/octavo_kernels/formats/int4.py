@@ -12,6 +12,7 @@ checkpoint is this layout once its int32 words are viewed as bytes.
 
 Round to nearest: the scale is max|w| / 7.5 of the group, rounded to BF16. Half a step beyond 7 either way is then the
 largest value met, so clamping to -8..7 never costs more than rounding does (published INT4 checkpoints do the same).
+Asymmetric, the 15 steps span the group's values and zero, and the zero point is the whole step nearest to the lowest.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ ZERO = 8
 LOWEST, HIGHEST = -8, 7
 HALF_RANGE = 7.5
 """Steps from zero to the largest magnitude: half of HIGHEST - LOWEST."""
+STEPS = 15
+"""Largest stored value, and steps between the smallest and the largest."""
 
 
 class QuantisationError(ValueError):
@@ -60,19 +63,26 @@ class Int4Weight:
         return 2 * self.packed.shape[-1]
 
     @property
+    def out_features(self) -> int:
+        """N."""
+        return self.packed.shape[-2]
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of values and scales."""
+        """Bytes of values, scales and zero points."""
         return self.packed.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
 
     @classmethod
-    def empty(cls, *shape: int, group_size: int, device: torch.device) -> Int4Weight:
+    def empty(cls, *shape: int, group_size: int, device: torch.device, zero_points: bool = False) -> Int4Weight:
         """Unset memory for a weight of logical shape [..., N, K], to be filled slice by slice through `store`."""
         *rows, in_features = shape
         check_group(in_features, group_size)
+        groups = (*rows, in_features // group_size)
         return cls(
             packed=torch.empty((*rows, in_features // 2), dtype=torch.uint8, device=device),
-            scales=torch.empty((*rows, in_features // group_size), dtype=torch.bfloat16, device=device),
+            scales=torch.empty(groups, dtype=torch.bfloat16, device=device),
             group_size=group_size,
+            zeros=torch.empty(groups, dtype=torch.uint8, device=device) if zero_points else None,
         )
 
     def select(self, index: int) -> Int4Weight:
@@ -86,12 +96,19 @@ class Int4Weight:
         return Int4Weight(self.packed[..., start:stop, :], self.scales[..., start:stop, :], self.group_size, zeros)
 
     def store(self, weight: Int4Weight) -> None:
-        """Copy `weight`, of the same logical shape and group size, into this memory."""
+        """Copy `weight`, of the same logical shape and group size, into this memory.
+
+        Memory without zero points takes only symmetric weights; memory with them takes both.
+        """
         if weight.group_size != self.group_size:
             raise KernelInputError(f"weight has group size {weight.group_size}, needed {self.group_size}")
         require_shape("weight.packed", weight.packed, *self.packed.shape)
+        if self.zeros is None and weight.zeros is not None:
+            raise KernelInputError("weight has zero points, the memory to store it in has none")
         self.packed.copy_(weight.packed)
         self.scales.copy_(weight.scales)
+        if self.zeros is not None:
+            self.zeros.copy_(weight.zeros) if weight.zeros is not None else self.zeros.fill_(ZERO)
 
 
 def check_group(in_features: int, group_size: int) -> None:
@@ -102,8 +119,8 @@ def check_group(in_features: int, group_size: int) -> None:
         raise QuantisationError(f"{in_features} input features do not divide by the INT4 group size {group_size}")
 
 
-def quantise(weight: torch.Tensor, group_size: int) -> Int4Weight:
-    """Round a floating-point weight [..., N, K] to nearest INT4.
+def quantise(weight: torch.Tensor, group_size: int, *, asymmetric: bool = False) -> Int4Weight:
+    """Round a floating-point weight [..., N, K] to nearest INT4, with zero points if `asymmetric`.
 
     Raises QuantisationError when K is no multiple of the group size or a value is NaN or infinite.
     """
@@ -111,39 +128,52 @@ def quantise(weight: torch.Tensor, group_size: int) -> Int4Weight:
         raise KernelInputError(f"weight is {weight.dtype} {list(weight.shape)}, needed floating point [..., N, K]")
     check_group(weight.shape[-1], group_size)
     groups = _grouped(weight.float(), group_size)
-    largest = groups.abs().amax(dim=-1)
-    if not bool(torch.isfinite(largest).all()):
+    lowest, highest = groups.amin(dim=-1).clamp(max=0), groups.amax(dim=-1).clamp(min=0)
+    span = highest - lowest if asymmetric else torch.maximum(highest, -lowest)
+    if not bool(torch.isfinite(span).all()):
         raise QuantisationError("a weight is NaN or infinite and has no INT4 value")
-    scales = (largest / HALF_RANGE).bfloat16()
-    step = scales.float().unsqueeze(-1)
+    scales = (span / (STEPS if asymmetric else HALF_RANGE)).bfloat16()
     # A group of zeros has no step; any step gives q = 0.
-    steps = groups / torch.where(step > 0, step, 1.0)
-    values = steps.round().clamp(LOWEST, HIGHEST).to(torch.int8).flatten(-2)
-    return Int4Weight(pack(values), scales, group_size)
+    step = torch.where(scales > 0, scales, 1.0).float()
+    zeros = (-lowest / step).round().clamp(0, STEPS) if asymmetric else torch.full_like(step, ZERO)
+    stored = ((groups / step.unsqueeze(-1)).round() + zeros.unsqueeze(-1)).clamp(0, STEPS)
+    packed = _pack_stored(stored.to(torch.uint8).flatten(-2))
+    return Int4Weight(packed, scales, group_size, zeros.to(torch.uint8) if asymmetric else None)
 
 
 def pack(values: torch.Tensor) -> torch.Tensor:
     """Pack int8 values -8..7 [..., K] into uint8 [..., K/2], low nibble = even k; raises KernelInputError for odd K."""
     if values.shape[-1] % 2:
         raise KernelInputError(f"values has {values.shape[-1]} entries along K, needed an even number")
-    stored = (values.to(torch.int8) + ZERO).to(torch.uint8)
-    return stored[..., 0::2] | (stored[..., 1::2] << 4)
+    return _pack_stored((values.to(torch.int8) + ZERO).to(torch.uint8))
 
 
 def unpack(packed: torch.Tensor) -> torch.Tensor:
-    """Values -8..7 of a packed tensor: uint8 [..., K/2] to int8 [..., K]."""
-    require_dtype("packed", packed, torch.uint8)
-    return (torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2).to(torch.int8)) - ZERO
+    """Values -8..7 of a packed tensor without zero points: uint8 [..., K/2] to int8 [..., K]."""
+    return _unpack_stored(packed) - ZERO
+
+
+def integers(weight: Int4Weight) -> torch.Tensor:
+    """What the scales multiply, zero points taken off: int8 [..., N, K], -8..7 if symmetric, else -15..15."""
+    zeros = ZERO if weight.zeros is None else weight.zeros.to(torch.int8).unsqueeze(-1)
+    return (_grouped(_unpack_stored(weight.packed), weight.group_size) - zeros).flatten(-2)
 
 
 def dequantise(weight: Int4Weight) -> torch.Tensor:
     """The float32 weight [..., N, K]: value times scale, exact in float32."""
-    values = torch.empty((*weight.packed.shape, 2), dtype=torch.float32, device=weight.packed.device)
-    values[..., 0], values[..., 1] = weight.packed & 0xF, weight.packed >> 4
-    groups = _grouped(values.flatten(-2), weight.group_size)
-    groups -= ZERO
+    groups = _grouped(integers(weight).float(), weight.group_size)
     groups *= weight.scales.float().unsqueeze(-1)
     return groups.flatten(-2)
+
+
+def _pack_stored(stored: torch.Tensor) -> torch.Tensor:
+    return stored[..., 0::2] | (stored[..., 1::2] << 4)
+
+
+def _unpack_stored(packed: torch.Tensor) -> torch.Tensor:
+    """Stored values 0..15 as int8."""
+    require_dtype("packed", packed, torch.uint8)
+    return torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten(-2).to(torch.int8)
 
 
 def _grouped(weight: torch.Tensor, group_size: int) -> torch.Tensor:
