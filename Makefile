@@ -6,7 +6,8 @@ NODES ?= 1
 export OCTAVO_CACHE ?= $(HOME)/.cache/octavo
 
 .DEFAULT_GOAL := help
-.PHONY: help install check lint types imports unit slow test e2e demo cluster-up cluster-down cluster-status images bench crds
+.PHONY: help install check lint types imports unit interpret slow aot gpu-check test e2e demo cluster-up cluster-down \
+  cluster-status images bench crds
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  \033[1m%-16s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,10 +41,22 @@ unit: install
 slow: install ## The unit tests that make check leaves out: equality with transformers, training, big fuzz
 	@OMP_NUM_THREADS=1 .venv/bin/pytest -q -n 2 -m slow tests
 
+# Interpreter and compiler do not mix in one process, so these tests have one of their own.
+interpret: install ## The Triton kernels against the specification, in Triton's interpreter
+	@TRITON_INTERPRET=1 OMP_NUM_THREADS=1 .venv/bin/pytest -q -n 2 tests/kernels/triton
+
+aot: install ## Compile every Triton kernel for every GPU generation, without a GPU: registers, spills, instructions
+	@$(PY) -m octavo_kernels.aot
+
+gpu-check: install ## The same tests and a benchmark on this machine's CUDA device
+	@$(PY) -m pytest -q tests/gpu
+
 test: ## Everything that needs no GPU, the end-to-end path on a real cluster included
 	@$(MAKE) -s .build-in-background
 	@$(MAKE) -s check
+	@$(MAKE) -s interpret
 	@$(MAKE) -s slow
+	@$(MAKE) -s aot
 	@$(MAKE) -s e2e
 	@echo "GPU tests: none were run; this machine's make test never needs one"
 

@@ -57,8 +57,8 @@ def test_what_cannot_run_is_passed_over_with_its_reason() -> None:
 
 
 def test_formats_that_nothing_can_do_are_refused_with_every_obstacle() -> None:
-    with pytest.raises(NoImplementation, match=r"no kernel for experts on compute capability 9\.0: reference: NVFP4"):
-        REGISTRY.select(Operation.EXPERTS, HOPPER, Formats(weights="NVFP4"))
+    with pytest.raises(NoImplementation, match=r"no kernel for experts on compute capability 9\.0: reference: MXFP4"):
+        REGISTRY.select(Operation.EXPERTS, HOPPER, Formats(weights="MXFP4"))
     with pytest.raises(
         NoImplementation, match=r"no kernel for kv_write on .*: reference: INT8 pages have no reference"
     ):
@@ -121,5 +121,5 @@ def test_explain_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None
     assert "compute capability 9.0, INT4 experts, FP8 KV cache" in capsys.readouterr().out
     assert main(["--device", "H100"]) == 2
     assert "device must look like cpu or sm_90, got 'H100'" in capsys.readouterr().err
-    assert main(["--weights", "nvfp4"]) == 1
-    assert "NVFP4 experts have no reference" in capsys.readouterr().err
+    assert main(["--weights", "mxfp4"]) == 1
+    assert "MXFP4 experts have no reference" in capsys.readouterr().err
