@@ -1,0 +1,84 @@
+"""Tiles of the grouped products: a pure function of architecture, format and tokens per expert.
+
+In every product here the weights are the left operand and the tokens the right one. A tensor core's instruction is 64
+or 128 rows tall but only 8 or 16 columns wide, so a step with few tokens per expert wastes nothing, a dequantised tile
+feeds the Hopper instruction from registers, and the same tile suits the block-scaled instruction of 10.x, which knows
+only 128 rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from octavo_kernels.errors import KernelInputError
+from octavo_kernels.triton.aot_case import Architecture
+
+
+class Arithmetic(StrEnum):
+    """What a product does with the weights as they are stored."""
+
+    BF16 = "bf16"
+    INT4 = "int4"
+    """Unpacked to bfloat16 in registers."""
+    FP8 = "fp8"
+    """e4m3 times e4m3, activations quantised in runs of 128."""
+    FP8_AS_BF16 = "fp8_as_bf16"
+    """e4m3 widened to bfloat16 in registers."""
+    NVFP4_AS_BF16 = "nvfp4_as_bf16"
+    """e2m1 widened to bfloat16 in registers."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Extent of one program's product and how it runs."""
+
+    rows: int
+    """Weight rows: gate and up rows both, where they are fused."""
+    tokens: int
+    depth: int
+    """Inputs of one step of the loop; a multiple of an INT4 group or the other way round."""
+    warps: int
+    stages: int
+
+
+ROWS_DIVIDE = 128
+"""Stored matrices are padded to a multiple of so many rows, so that no load needs a mask."""
+
+UNPACKED = frozenset({Arithmetic.INT4, Arithmetic.FP8_AS_BF16, Arithmetic.NVFP4_AS_BF16})
+"""These widen weights in registers."""
+
+
+def has_fp8(architecture: Architecture) -> bool:
+    """Whether tensor cores multiply e4m3: from 8.9 on."""
+    return architecture >= 89
+
+
+def has_nvfp4(architecture: Architecture) -> bool:
+    """Whether there is a block-scaled e2m1 product that Triton reaches: 10.0, 10.3, 12.0, 12.1."""
+    return architecture in (100, 103, 120, 121)
+
+
+def depth_of(in_features: int) -> int:
+    """Inputs of one loop step: the most of 128, 64 or 32 that divides; raises KernelInputError where none does."""
+    for depth in (128, 64, 32):
+        if in_features % depth == 0:
+            return depth
+    raise KernelInputError(f"{in_features} input features, needed a multiple of 32")
+
+
+def tile_for(arithmetic: Arithmetic, tokens_per_expert: int, in_features: int) -> Tile:
+    """The tile of a product, the same on every architecture.
+
+    `tokens_per_expert` is the average, which is all that the host knows. Tiles with few tokens are bound by memory:
+    small, so that several programs per multiprocessor keep loads in flight. Only BF16 leaves registers for 128 tokens:
+    the others hold widened weights or a second accumulator. Shared memory stays below the 99 KB of 8.6, 8.9 and 12.x.
+    """
+    depth = depth_of(in_features)
+    if tokens_per_expert <= 32:
+        tokens = 16 if tokens_per_expert <= 16 else 32
+        return Tile(rows=64, tokens=tokens, depth=depth, warps=4, stages=4)
+    if arithmetic is not Arithmetic.FP8:
+        depth = min(depth, 64)
+    tokens = 128 if tokens_per_expert > 64 and arithmetic is Arithmetic.BF16 else 64
+    return Tile(rows=128, tokens=tokens, depth=depth, warps=8, stages=3)
