@@ -178,4 +178,4 @@ def _unpack_stored(packed: torch.Tensor) -> torch.Tensor:
 
 def _grouped(weight: torch.Tensor, group_size: int) -> torch.Tensor:
     """[..., K] as [..., K/G, G]."""
-    return weight.reshape(*weight.shape[:-1], -1, group_size)
+    return weight.reshape(*weight.shape[:-1], weight.shape[-1] // group_size, group_size)

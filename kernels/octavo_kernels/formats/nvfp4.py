@@ -129,7 +129,7 @@ def quantise(weight: torch.Tensor) -> Nvfp4Weight:
 def block_values(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """e2m1 value times block scale, exact in float32 (in bfloat16 too): [..., K/2] and [..., K/16] to [..., K]."""
     values = decode(unpack(packed))
-    blocks = values.view(*values.shape[:-1], -1, BLOCK) * fp8.decode(scales).unsqueeze(-1)
+    blocks = values.view(*scales.shape, BLOCK) * fp8.decode(scales).unsqueeze(-1)
     return blocks.flatten(-2)
 
 
@@ -155,7 +155,7 @@ def quantise_activations(x: torch.Tensor, input_scale: torch.Tensor) -> tuple[to
 def _quantise_blocks(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if y.shape[-1] % BLOCK:
         raise KernelInputError(f"{y.shape[-1]} input features do not divide by the NVFP4 block of {BLOCK}")
-    blocks = y.reshape(*y.shape[:-1], -1, BLOCK)
+    blocks = y.reshape(*y.shape[:-1], y.shape[-1] // BLOCK, BLOCK)
     scales = fp8.encode(blocks.abs().amax(dim=-1) / LARGEST)
     step = fp8.decode(scales).unsqueeze(-1)
     codes = encode(torch.where(step == 0, 0.0, blocks) / torch.where(step == 0, 1.0, step))

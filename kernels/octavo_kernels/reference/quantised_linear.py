@@ -100,7 +100,7 @@ def quantise_to_int8(x: torch.Tensor, group_size: int) -> tuple[torch.Tensor, to
     nearest, ties to even. int8 has no NaN: a group with a NaN or an infinity has the scale NaN and values of 0, so that
     its products are NaN.
     """
-    groups = x.view(x.shape[0], -1, group_size)
+    groups = x.view(x.shape[0], x.shape[1] // group_size, group_size)
     scales = groups.abs().amax(dim=-1) / INT8_MAX
     scales = torch.where(scales < torch.finfo(torch.float32).tiny, 1.0, scales)
     scales = torch.where(scales.isfinite(), scales, torch.nan)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo_kernels.errors import KernelInputError
-from octavo_kernels.formats.int4 import Int4Weight, QuantisationError, dequantise, pack, quantise, unpack
+from octavo_kernels.formats.int4 import Int4Weight, QuantisationError, dequantise, integers, pack, quantise, unpack
 
 BF16_HALF_STEP = 2.0**-8
 """Largest relative change of a value by rounding to bfloat16 (8 bits of precision)."""
@@ -123,3 +123,66 @@ def test_parts_that_do_not_fit_together_are_refused_by_name() -> None:
         quantise(torch.ones(2, 64), 32).store(quantise(torch.ones(2, 64), 64))
     with pytest.raises(KernelInputError, match="3 entries along K"):
         pack(torch.zeros(1, 3, dtype=torch.int8))
+
+
+def asymmetric(seed: int = 0) -> Int4Weight:
+    return quantise(random_weight(3, 4, 64, seed=seed) + 1, 32, asymmetric=True)
+
+
+def test_a_zero_point_is_taken_off_before_the_scale() -> None:
+    packed = torch.tensor([[0x9F, 0x08]], dtype=torch.uint8)
+    zeros = torch.tensor([[15, 0]], dtype=torch.uint8)
+    weight = Int4Weight(packed, torch.tensor([[0.5, 4.0]], dtype=torch.bfloat16), 2, zeros)
+    assert dequantise(weight).tolist() == [[0.0, -3.0, 32.0, 0.0]]
+    assert integers(weight).tolist() == [[0, -6, 8, 0]]
+    assert weight.nbytes == 2 + 4 + 2
+
+
+def test_zero_points_of_eight_say_symmetric() -> None:
+    plain = quantise(random_weight(3, 4, 64), 32)
+    spelt_out = Int4Weight(plain.packed, plain.scales, 32, torch.full(plain.scales.shape, 8, dtype=torch.uint8))
+    assert torch.equal(dequantise(plain), dequantise(spelt_out))
+
+
+@settings(deadline=None)
+@given(
+    group_size=st.sampled_from([2, 32, 128]),
+    offset=st.sampled_from([-3.0, -0.5, 0.0, 0.5, 3.0]),
+    magnitude=st.sampled_from([1e-30, 1.0, 1e6]),
+    seed=st.integers(0, 2**31),
+)
+def test_asymmetric_rounding_moves_no_weight_by_more_than_half_a_step(
+    group_size: int, offset: float, magnitude: float, seed: int
+) -> None:
+    original = (random_weight(3, 2 * group_size, seed=seed) + offset) * magnitude
+    weight = quantise(original, group_size, asymmetric=True)
+    steps = weight.scales.float().repeat_interleave(group_size, dim=-1)
+    allowed = steps * (0.5 + 15 * BF16_HALF_STEP)
+    assert ((dequantise(weight) - original).abs() <= allowed * 1.0001).all()
+
+
+def test_zero_stays_zero_and_one_sided_groups_lose_less_than_symmetric_ones() -> None:
+    weight = random_weight(8, 128).abs()
+    weight[:, 3] = 0
+    got = dequantise(quantise(weight, 32, asymmetric=True))
+    assert got[:, 3].abs().max() == 0
+    assert (got - weight).square().mean() < (dequantise(quantise(weight, 32)) - weight).square().mean() / 2
+    assert dequantise(quantise(torch.zeros(2, 64), 32, asymmetric=True)).abs().max() == 0
+
+
+def test_zero_points_go_with_their_slice() -> None:
+    stack = Int4Weight.empty(2, 3, 4, 64, group_size=32, device=torch.device("cpu"), zero_points=True)
+    first, plain = asymmetric(), quantise(random_weight(3, 4, 64), 32)
+    stack.select(0).store(first)
+    stack.select(1).store(plain)
+    assert torch.equal(dequantise(stack.select(0)), dequantise(first))
+    assert torch.equal(dequantise(stack.select(1)), dequantise(plain))
+    assert torch.equal(dequantise(first.select(1).rows(1, 3)), dequantise(first)[1, 1:3])
+
+
+def test_memory_without_zero_points_takes_no_asymmetric_weight() -> None:
+    stack = Int4Weight.empty(3, 4, 64, group_size=32, device=torch.device("cpu"))
+    with pytest.raises(KernelInputError, match="weight has zero points, the memory to store it in has none"):
+        stack.store(asymmetric())
+    with pytest.raises(KernelInputError, match=r"zeros has shape \[3, 4, 1\], needed \[3, 4, 2\]"):
+        Int4Weight(asymmetric().packed, asymmetric().scales, 32, torch.zeros(3, 4, 1, dtype=torch.uint8))
