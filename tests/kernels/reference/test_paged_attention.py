@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -108,6 +110,33 @@ def test_scales_multiply_keys_and_values() -> None:
     assert_close(got, torch_attention(step, query, 0.25, 3.0), within=3 * TOLERANCE)
 
 
+@pytest.mark.parametrize("per_token", [False, True])
+def test_scales_per_head_and_per_token_multiply_their_own_rows(per_token: bool) -> None:
+    step = scenario([40, 7], [3, 7], kv_heads=3, dtype=FP8)
+    generator = torch.Generator().manual_seed(4)
+    shape = step.k_pages.shape[:3] if per_token else (3,)
+    k_scale, v_scale = (torch.rand(shape, generator=generator) + 0.5 for _ in range(2))
+    scaled = {"keys": list(step.keys), "values": list(step.values)}
+    for row in range(2):
+        places = torch.arange(step.keys[row].shape[0])
+        pages = step.block_table[row, places // 16, 0].long()
+        for name, scale in (("keys", k_scale), ("values", v_scale)):
+            own = scale[pages, places % 16] if per_token else scale
+            scaled[name][row] = scaled[name][row] * own[..., None]
+    expected = replace(step, keys=tuple(scaled["keys"]), values=tuple(scaled["values"]))
+    query = random_query(step, 6)
+    assert_close(attend(step, query, k_scale, v_scale), torch_attention(expected, query), within=2 * TOLERANCE)
+
+
+def test_scales_of_slots_that_nobody_has_written_are_not_seen() -> None:
+    step = scenario([20], [1], dtype=FP8)
+    query = random_query(step, 2)
+    scale = torch.ones(step.k_pages.shape[:3])
+    clean = attend(step, query, scale, scale)
+    scale[step.block_table[0, 1, 0].long(), 4:] = torch.nan
+    assert torch.equal(attend(step, query, scale, scale), clean)
+
+
 def test_large_scores_do_not_overflow() -> None:
     step = scenario([200], [200])
     query = random_query(step, 2)
@@ -164,6 +193,44 @@ def test_nan_in_slots_that_nobody_has_written_is_not_seen() -> None:
     assert torch.equal(attend(step, query), clean)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_keys_and_values_that_are_no_numbers_show_only_in_the_tokens_that_see_them(value: float) -> None:
+    step = scenario([40], [40])
+    query = random_query(step, 4).abs() + 0.1
+    clean = attend(step, query)
+    page = int(step.block_table[0, 1, 0])
+    step.v_pages[page, 4, 0, 3] = value
+    spoilt = attend(step, query)
+    seen = torch.zeros(spoilt.shape, dtype=torch.bool)
+    seen[20:, :2, 3] = True
+    assert torch.equal(spoilt[~seen], clean[~seen])
+    assert torch.equal(spoilt[seen], torch.full_like(spoilt[seen], value)) or spoilt[seen].isnan().all()
+    assert spoilt[seen].isnan().all() == (value != value)
+    step.v_pages[page, 5, 0, 3] = -value
+    assert attend(step, query)[21:, :2, 3].isnan().all()
+    step = scenario([40], [40])
+    step.k_pages[page, 4, 1, 3] = value
+    spoilt = attend(step, query)
+    assert torch.equal(spoilt[:20], clean[:20])
+    assert torch.equal(spoilt[:, :2], clean[:, :2])
+    if value == -torch.inf:
+        # A share of zero, as if the key were hidden.
+        assert spoilt[21:].isfinite().all()
+    else:
+        assert spoilt[20:, 2:].isnan().all()
+
+
+def test_a_query_that_is_no_number_spoils_its_own_head_alone() -> None:
+    step = scenario([40], [3])
+    query = random_query(step, 4)
+    clean = attend(step, query)
+    query[1, 2, 0] = torch.nan
+    spoilt = attend(step, query)
+    assert spoilt[1, 2].isnan().all()
+    spoilt[1, 2] = clean[1, 2]
+    assert torch.equal(spoilt, clean)
+
+
 @pytest.mark.parametrize("page", [-1, 10**6, 2**31 - 1, -(2**31)])
 def test_a_page_outside_the_pool_reads_the_null_page(page: int) -> None:
     step = scenario([20], [1])
@@ -190,6 +257,10 @@ def test_inputs_that_cannot_be_taken_are_named() -> None:
         attend(step, random_query(step, 3))
     with pytest.raises(KernelInputError, match=r"k_pages has shape .* needed \[any, any, any, 4\]"):
         attend(step, random_query(step, 2)[..., :4])
+    with pytest.raises(KernelInputError, match=r"v_scale has shape \[3\], needed \[2\]"):
+        attend(step, query, ONE, torch.ones(3))
+    with pytest.raises(KernelInputError, match=r"k_scale is per token and head, is torch\.bfloat16"):
+        attend(step, query, torch.ones(step.k_pages.shape[:3]))
     step.context_lens[0] = 100
     with pytest.raises(KernelInputError, match="context_lens reaches 100, the block table holds 48 tokens"):
         attend(step, query)
