@@ -1,32 +1,26 @@
 """Routed experts in C: one call per layer, whatever the number of tokens.
 
-INT4 has two ways to multiply. W4A8 rounds activations to 8-bit integers per (row, group) and is specified by
-`reference.moe_w4a8`; W4A32 keeps them in float32 and is specified by `reference.moe`, as are all other formats.
-A token's result has the same bits whatever else is in the batch.
+INT4 has both ways to multiply of `reference.quantised_linear`: activations rounded to 8-bit integers per (row, group),
+or exact ones; the other formats are weight-only. A token's result has the same bits whatever else is in the batch.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
 
 from octavo_kernels.cpu import library
-from octavo_kernels.cpu.packing import Format, PackedWeight, pack
-from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
+from octavo_kernels.cpu.activations import check_activations, uses_integers
+from octavo_kernels.cpu.packing import PackedWeight, pack
+from octavo_kernels.errors import KernelInputError, require_contiguous, require_dtype, require_shape
 from octavo_kernels.formats.experts import CanonicalExperts
 from octavo_kernels.operations import ExpertKernel
+from octavo_kernels.reference.quantised_linear import Activations
 
 PLACES_PER_PASS = 4096
 """Most (token, k) places in one pass: bounds the scratch memory, to about 40 MB at Qwen3-30B-A3B's shape."""
-
-
-class Activations(StrEnum):
-    """What INT4 weights are multiplied by."""
-
-    INT8 = "W4A8"
-    FLOAT32 = "W4A32"
 
 
 @dataclass(frozen=True)
@@ -46,13 +40,14 @@ class PackedExperts:
 
 
 class CpuExperts(ExpertKernel[PackedExperts]):
-    """Experts in BF16, INT4, FP8 blocks or NVFP4 (the last two weight-only)."""
+    """Experts in BF16, INT4, FP8 blocks or NVFP4; with `activations` None, what is fastest on this CPU."""
 
-    def __init__(self, activations: Activations = Activations.INT8) -> None:
+    def __init__(self, activations: Activations | None = None) -> None:
         self.activations = activations
 
     def prepare(self, canonical: CanonicalExperts) -> PackedExperts:
         """See `ExpertKernel.prepare`; INT4 group sizes are multiples of 8."""
+        check_activations(canonical.gate_up, self.activations)
         gate_up = pack(canonical.gate_up, gate_up=True)
         down = pack(canonical.down)
         hidden, intermediate = _sizes(canonical)
@@ -60,24 +55,32 @@ class CpuExperts(ExpertKernel[PackedExperts]):
 
     def apply(self, x: torch.Tensor, prepared: PackedExperts, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """See `ExpertKernel.apply`; raises KernelInputError for other shapes or dtypes, and for unknown experts."""
-        x, ids, weights = _checked(x, prepared, ids, weights)
+        _check(x, prepared, ids, weights)
         out = torch.empty_like(x)
         if not ids.numel():
             return out.zero_()
-        scratch_bytes = torch.empty(1, dtype=torch.int64)
-        call = library.load().call
         up, down = prepared.gate_up, prepared.down
-        integer = self.activations is Activations.INT8 and up.format in (Format.INT4, Format.INT4_ZEROS)
-        most = max(1, PLACES_PER_PASS // ids.shape[1])
-        description = (
-            *(*up.tensors, *down.tensors, int(up.format), int(integer)),
-            *(up.group, up.in_features, up.pairs, down.group, down.in_features, down.pairs),
-            *(prepared.count, prepared.hidden, prepared.intermediate, x.shape[0], ids.shape[1], most),
+        integer = uses_integers(up.format, self.activations)
+        tokens, top_k = ids.shape
+        most = max(1, PLACES_PER_PASS // top_k)
+        sizes = (
+            *(up.format, integer, up.group, up.in_features, up.pairs, down.group, down.in_features, down.pairs),
+            *(prepared.count, prepared.hidden, prepared.intermediate, top_k, most),
         )
-        call("experts_apply", x, ids, weights, None, None, scratch_bytes, *description)
-        scratch = torch.empty(int(scratch_bytes) + 64, dtype=torch.uint8)
-        call("experts_apply", x, ids, weights, out, scratch, scratch_bytes, *description)
+        needed = _scratch_bytes(min(tokens, most), *sizes, threads=torch.get_num_threads())
+        scratch = torch.empty(needed, dtype=torch.uint8)
+        library.load().call(
+            "experts_apply", x, ids, weights, out, scratch, None, *up.tensors, *down.tensors, tokens, *sizes
+        )
         return out
+
+
+@functools.lru_cache(maxsize=1024)
+def _scratch_bytes(tokens: int, *sizes: int, threads: int) -> int:
+    """What C says that it needs for as many tokens; `threads` is part of the key, since torch's setting counts."""
+    needed = torch.zeros(1, dtype=torch.int64)
+    library.load().call("experts_apply", *(None,) * 5, needed, *(None,) * 8, tokens, *sizes)
+    return int(needed)
 
 
 def _sizes(canonical: CanonicalExperts) -> tuple[int, int]:
@@ -87,17 +90,15 @@ def _sizes(canonical: CanonicalExperts) -> tuple[int, int]:
     return canonical.gate_up.in_features, canonical.down.in_features
 
 
-def _checked(
-    x: torch.Tensor, prepared: PackedExperts, ids: torch.Tensor, weights: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _check(x: torch.Tensor, prepared: PackedExperts, ids: torch.Tensor, weights: torch.Tensor) -> None:
     require_dtype("x", x, torch.float32)
     require_dtype("ids", ids, torch.int64)
     require_dtype("weights", weights, torch.float32)
     require_shape("x", x, None, prepared.hidden)
     require_shape("ids", ids, x.shape[0], None)
     require_shape("weights", weights, *ids.shape)
+    require_contiguous(x=x, ids=ids, weights=weights)
     if ids.numel():
         lowest, highest = (int(end) for end in ids.aminmax())
         if lowest < 0 or highest >= prepared.count:
             raise KernelInputError(f"ids has experts {lowest} to {highest}, needed 0 to {prepared.count - 1}")
-    return x.contiguous(), ids.contiguous(), weights.contiguous()

@@ -32,7 +32,7 @@ class Format(IntEnum):
     NVFP4 = 4
 
 
-VALUES_PER_WORD = {Format.BF16: 2, Format.INT4: 8, Format.INT4_ZEROS: 8, Format.FP8: 4, Format.NVFP4: 8}
+WORD_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -89,17 +89,17 @@ def pack(weight: torch.Tensor | Int4Weight | Fp8BlockWeight | Nvfp4Weight, *, ga
             return _pack_fp8(weight, gate_up)
         case Nvfp4Weight():
             return _pack_nvfp4(weight, gate_up)
-        case _:
+        case torch.Tensor():
             require_shape("weight", weight, None, None, None)
             padded = F.pad(weight, (0, weight.shape[-1] % 2))
-            words = _words(padded.contiguous().view(torch.uint8), 4, gate_up)
+            words = _words(padded.contiguous().view(torch.uint8), gate_up)
             return PackedWeight(Format.BF16, words, None, None, None, padded.shape[-1], padded.shape[-1])
 
 
 def _pack_int4(weight: Int4Weight, gate_up: bool) -> PackedWeight:
     if weight.group_size % 8:
         raise KernelInputError(f"group size {weight.group_size} is no multiple of 8")
-    words = _words(_spread_nibbles(weight.packed), 4, gate_up, ZERO * 0x11)
+    words = _words(_spread_nibbles(weight.packed), gate_up, ZERO * 0x11)
     scales = _per_group(weight.scales, gate_up)
     zeros = None if weight.zeros is None else _per_group(weight.zeros, gate_up)
     name = Format.INT4 if zeros is None else Format.INT4_ZEROS
@@ -110,17 +110,17 @@ def _pack_fp8(weight: Fp8BlockWeight, gate_up: bool) -> PackedWeight:
     short = -weight.in_features % FP8_BLOCK
     codes = F.pad(weight.values.view(torch.uint8), (0, short))
     # The decoder knows no NaN: where a group holds one, its scale says so.
-    spoilt = ((codes & 0x7F) == 0x7F).unflatten(-1, (-1, FP8_BLOCK)).any(dim=-1)
+    spoilt = _split_last((codes & 0x7F) == 0x7F, FP8_BLOCK).any(dim=-1)
     rows = weight.scales.repeat_interleave(FP8_BLOCK, dim=-2)[..., : weight.out_features, :]
     scales = torch.where(spoilt, torch.nan, rows)
     in_features = weight.in_features + short
     return PackedWeight(
-        Format.FP8, _words(codes, 4, gate_up), _per_group(scales, gate_up), None, None, FP8_BLOCK, in_features
+        Format.FP8, _words(codes, gate_up), _per_group(scales, gate_up), None, None, FP8_BLOCK, in_features
     )
 
 
 def _pack_nvfp4(weight: Nvfp4Weight, gate_up: bool) -> PackedWeight:
-    words = _words(_spread_nibbles(weight.packed), 4, gate_up)
+    words = _words(_spread_nibbles(weight.packed), gate_up)
     scales = _per_group(weight.scales.view(torch.uint8), gate_up)
     global_scale = weight.global_scale.contiguous().clone()
     return PackedWeight(Format.NVFP4, words, scales, None, global_scale, NVFP4_BLOCK, weight.in_features)
@@ -128,16 +128,16 @@ def _pack_nvfp4(weight: Nvfp4Weight, gate_up: bool) -> PackedWeight:
 
 def _spread_nibbles(packed: torch.Tensor) -> torch.Tensor:
     """Of each 8 values: byte j holds values j and 4 + j, instead of 2j and 2j + 1."""
-    four = packed.unflatten(-1, (-1, 4))
+    four = _split_last(packed, 4)
     low, high = four & 0xF, four >> 4
     near = torch.stack((low[..., 0], high[..., 0], low[..., 1], high[..., 1]), dim=-1)
     far = torch.stack((low[..., 2], high[..., 2], low[..., 3], high[..., 3]), dim=-1)
     return (near | (far << 4)).flatten(-2)
 
 
-def _words(codes: torch.Tensor, word_bytes: int, gate_up: bool, fill: int = 0) -> torch.Tensor:
+def _words(codes: torch.Tensor, gate_up: bool, fill: int = 0) -> torch.Tensor:
     """[S, N, bytes of K] to [S, N / pair, K / per_word, 2, lanes, 4]."""
-    blocks = _blocks(codes, gate_up, fill).unflatten(-1, (-1, word_bytes))
+    blocks = _split_last(_blocks(codes, gate_up, fill), WORD_BYTES)
     return blocks.permute(0, 1, 4, 2, 3, 5).contiguous()
 
 
@@ -148,10 +148,14 @@ def _per_group(values: torch.Tensor, gate_up: bool) -> torch.Tensor:
 
 def _blocks(values: torch.Tensor, gate_up: bool, fill: int) -> torch.Tensor:
     """[S, N, X] to [S, pairs, 2, lanes, X]."""
+    stack, n, last = values.shape
     width = lanes()
     if gate_up:
-        halves = values.unflatten(1, (2, -1))
-        halves = F.pad(halves, (0, 0, 0, -halves.shape[2] % width), value=fill)
-        return halves.unflatten(2, (-1, width)).transpose(1, 2)
-    padded = F.pad(values, (0, 0, 0, -values.shape[1] % (2 * width)), value=fill)
-    return padded.unflatten(1, (-1, 2, width))
+        halves = F.pad(values.reshape(stack, 2, n // 2, last), (0, 0, 0, -(n // 2) % width), value=fill)
+        return halves.reshape(stack, 2, -1, width, last).transpose(1, 2)
+    return F.pad(values, (0, 0, 0, -n % (2 * width)), value=fill).reshape(stack, -1, 2, width, last)
+
+
+def _split_last(values: torch.Tensor, size: int) -> torch.Tensor:
+    """[..., X] as [..., X / size, size]."""
+    return values.reshape(*values.shape[:-1], values.shape[-1] // size, size)

@@ -28,30 +28,30 @@ typedef struct {
     int32_t *sums[2];    /* and sums */
 } scratch;
 
-static char *take(char **at, int64_t bytes) {
-    char *from = *at;
-    *at += (bytes + 63) / 64 * 64;
+static void *take(char *memory, int64_t *used, int64_t bytes) {
+    void *from = memory ? memory + *used : NULL;
+    *used += (bytes + 63) / 64 * 64;
     return from;
 }
 
 /* Cuts `memory` up; with memory null the sizes only. Returns the bytes needed. */
 static int64_t cut(scratch *s, char *memory, const layer *l, int64_t threads) {
-    char *at = memory;
+    int64_t used = 0;
     const int64_t rows[2] = {l->tokens, s->places}, in[2] = {l->gate_up.in, l->down.in};
     const int64_t groups[2] = {in[0] / l->gate_up.group, in[1] / l->down.group};
-    s->order = (int64_t *)take(&at, s->places * 8);
-    s->token = (int64_t *)take(&at, s->places * 8);
-    s->start = (int64_t *)take(&at, (l->experts + 1) * 8);
-    s->active = (int64_t *)take(&at, l->experts * 8);
-    s->x = (float *)take(&at, !l->integer && in[0] != l->hidden ? rows[0] * in[0] * 4 : 0);
-    s->between = (float *)take(&at, rows[1] * in[1] * 4);
-    s->parts = (float *)take(&at, threads * s->places * PAIR * 4);
+    s->order = take(memory, &used, s->places * 8);
+    s->token = take(memory, &used, s->places * 8);
+    s->start = take(memory, &used, (l->experts + 1) * 8);
+    s->active = take(memory, &used, l->experts * 8);
+    s->x = take(memory, &used, !l->integer && in[0] != l->hidden ? rows[0] * in[0] * 4 : 0);
+    s->between = take(memory, &used, rows[1] * in[1] * 4);
+    s->parts = take(memory, &used, threads * s->places * PAIR * 4);
     for (int i = 0; i < 2; i++) {
-        s->values[i] = (int8_t *)take(&at, l->integer ? rows[i] * in[i] : 0);
-        s->scales[i] = (float *)take(&at, l->integer ? rows[i] * groups[i] * 4 : 0);
-        s->sums[i] = (int32_t *)take(&at, l->integer ? rows[i] * groups[i] * 4 : 0);
+        s->values[i] = take(memory, &used, l->integer ? rows[i] * in[i] : 0);
+        s->scales[i] = take(memory, &used, l->integer ? rows[i] * groups[i] * 4 : 0);
+        s->sums[i] = take(memory, &used, l->integer ? rows[i] * groups[i] * 4 : 0);
     }
-    return at - memory;
+    return used;
 }
 
 /* Sorts the places by expert, each expert's in order; returns how many experts have any. */
@@ -149,20 +149,21 @@ static void one_pass(const layer *l, scratch *s, const float *x, const int64_t *
 }
 
 /* Both weights as `packed`. With out null, *bytes becomes the scratch memory needed and nothing is computed; else
- * memory has as much. No pass takes more than `most` tokens, which bounds it. */
+ * `memory` has as much. No pass takes more than `most` tokens, which bounds it. */
 void experts_apply(const float *x, const int64_t *ids, const float *weights, float *out, char *memory, int64_t *bytes,
                    const uint8_t *gate_up_words, const void *gate_up_scales, const uint8_t *gate_up_zeros,
                    const float *gate_up_global, const uint8_t *down_words, const void *down_scales,
-                   const uint8_t *down_zeros, const float *down_global, int64_t format, int64_t integer,
-                   int64_t gate_up_group, int64_t gate_up_in, int64_t gate_up_pairs, int64_t down_group,
-                   int64_t down_in, int64_t down_pairs, int64_t experts, int64_t hidden, int64_t intermediate,
-                   int64_t tokens, int64_t top_k, int64_t most, int64_t threads) {
-    layer l = {.tokens = tokens < most ? tokens : most, .top_k = top_k, .hidden = hidden,
-               .intermediate = intermediate, .experts = experts, .integer = (int)integer};
-    l.gate_up = (packed){format, gate_up_in, gate_up_pairs, gate_up_group, gate_up_words, gate_up_scales,
-                         gate_up_zeros, gate_up_global};
-    l.down = (packed){format, down_in, down_pairs, down_group, down_words, down_scales, down_zeros, down_global};
-    scratch s = {.places = l.tokens * top_k};
+                   const uint8_t *down_zeros, const float *down_global, int64_t tokens, int64_t format,
+                   int64_t integer, int64_t gate_up_group, int64_t gate_up_in, int64_t gate_up_pairs,
+                   int64_t down_group, int64_t down_in, int64_t down_pairs, int64_t experts, int64_t hidden,
+                   int64_t intermediate, int64_t top_k, int64_t most, int64_t threads) {
+    const int64_t once = tokens < most ? tokens : most;
+    layer l = {once, top_k, hidden, intermediate, experts,
+               {format, gate_up_in, gate_up_pairs, gate_up_group, gate_up_words, gate_up_scales, gate_up_zeros,
+                gate_up_global},
+               {format, down_in, down_pairs, down_group, down_words, down_scales, down_zeros, down_global},
+               integer != 0};
+    scratch s = {.places = once * top_k};
     const int64_t needed = cut(&s, memory, &l, threads);
     if (!out) {
         *bytes = needed;

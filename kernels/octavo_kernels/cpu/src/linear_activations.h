@@ -4,8 +4,8 @@
 
 #include "linear_lanes.h"
 
-/* One group: the scale is its largest magnitude / 127, values round to nearest even. A NaN or an infinity makes the
- * scale NaN, so that everything computed from the group is NaN. */
+/* One group: the scale is its largest magnitude / 127, or 1 where that is no normal number; values round to nearest
+ * even. A NaN or an infinity makes the scale NaN, so that everything computed from the group is NaN. */
 static void integers_of_group(const float *x, int64_t count, int8_t *values, float *scale, int32_t *sum) {
     int32_t largest = 0, total = 0;
     for (int64_t k = 0; k < count; k++) {
@@ -17,9 +17,9 @@ static void integers_of_group(const float *x, int64_t count, int8_t *values, flo
     float size;
     memcpy(&size, &largest, sizeof size);
     const float step = size / 127.0f;
-    if (largest >= 0x7f800000 || step == 0.0f) {
+    if (largest >= 0x7f800000 || step < 0x1p-126f) {
         memset(values, 0, (size_t)count);
-        *scale = largest >= 0x7f800000 ? NAN : 0.0f;
+        *scale = largest >= 0x7f800000 ? NAN : 1.0f;
         *sum = 0;
         return;
     }
@@ -41,7 +41,7 @@ static void integers_of_row(const float *x, int64_t given, int64_t in, int64_t g
         const int64_t start = g * group, count = given - start < group ? given - start : group;
         if (count < group) memset(values + start, 0, (size_t)group);
         if (count > 0) integers_of_group(x + start, count, values + start, scales + g, sums + g);
-        else scales[g] = 0.0f, sums[g] = 0;
+        else scales[g] = 1.0f, sums[g] = 0;
     }
 }
 

@@ -13,7 +13,7 @@
 enum format { FORMAT_BF16, FORMAT_INT4, FORMAT_INT4_ZEROS, FORMAT_FP8, FORMAT_NVFP4 };
 
 enum { ROWS = 4 };                /* rows of the tallest tile */
-enum { AHEAD = 2048 };            /* bytes that the next loads are announced ahead of their use */
+enum { AHEAD = 3072 };            /* bytes that the next loads are announced ahead of their use */
 
 typedef struct {
     int64_t format, in, pairs, group; /* in: K, a multiple of per_word; group divides it */
@@ -47,7 +47,7 @@ static const float E2M1[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -.5f, -1, -1.5
 ALWAYS_INLINE vf decode(const int format, vi word, const int i) {
     if (format == FORMAT_BF16) return (vf)(i ? word & (int32_t)0xffff0000 : word << 16);
     if (format == FORMAT_FP8) {
-        vi code = ((word << (24 - 8 * i)) >> 4) & (int32_t)0x87ffffff;
+        vi code = ((word << (24 - 8 * i)) >> 4) & (int32_t)0x87f00000;
         return (vf)code * 0x1p120f;
     }
     const int shift = bits_of(i);
@@ -70,7 +70,7 @@ ALWAYS_INLINE vf scale_of(const int format, const packed *w, int64_t index, floa
     if (format == FORMAT_NVFP4) {
         vi code = vi_from_bytes((const uint8_t *)w->scales + index);
         vi nan = ((code & 0x7f) == 0x7f) & 0x7fc00000;
-        return (vf)((vi)((vf)(((code << 24) >> 4) & (int32_t)0x87ffffff) * 0x1p120f * global) | nan);
+        return (vf)((vi)((vf)(((code << 24) >> 4) & (int32_t)0x87f00000) * 0x1p120f * global) | nan);
     }
     return vf_all(1.0f);
 }
