@@ -38,9 +38,8 @@ def load_cases(modules: Iterable[str]) -> dict[str, AotCase]:
 
 def fingerprint(case: AotCase, architecture: Architecture, triton_version: str) -> str:
     """Hash of kernel source, with all modules of the same package that its module imports, and of what is asked."""
-    kernel = case.kernel
     asked = (
-        kernel.__name__ if hasattr(kernel, "__name__") else str(kernel),
+        getattr(case.kernel, "__name__", type(case.kernel).__name__),
         sorted(case.signature.items()),
         sorted((name, repr(value)) for name, value in case.constants.items()),
         (case.num_warps, case.num_stages, sorted(case.unaligned)),

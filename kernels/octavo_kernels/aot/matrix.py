@@ -33,6 +33,10 @@ class Task:
     triton: TritonVersion
 
 
+_Answer = tuple[Task, Measured, bool] | BaseException | None
+"""What a thread hands over: a result and whether it may be cached; what ended it early; None as its last word."""
+
+
 class WorkerBroken(RuntimeError):
     """A worker died or did not answer; the message says what it left on standard error."""
 
@@ -77,7 +81,7 @@ def run(
             missing.setdefault(task.triton, []).append(task)
         else:
             done(_judge(task, known, cached=True))
-    answers: queue.Queue[tuple[Task, Measured] | BaseException | None] = queue.Queue()
+    answers: queue.Queue[_Answer] = queue.Queue()
     threads: list[threading.Thread] = []
     with tempfile.TemporaryDirectory(prefix="octavo-aot-") as scratch:
         for version, waiting in missing.items():
@@ -99,8 +103,9 @@ def run(
             elif isinstance(answer, BaseException):
                 raise answer
             else:
-                task, measured = answer
-                _remember(cache, task, measured)
+                task, measured, lasting = answer
+                if lasting:
+                    _remember(cache, task, measured)
                 done(_judge(task, measured, cached=False))
 
 
@@ -135,7 +140,7 @@ def _serve(
     modules: Sequence[str],
     scratch: Path,
     todo: queue.SimpleQueue[Task],
-    answers: queue.Queue[tuple[Task, Measured] | BaseException | None],
+    answers: queue.Queue[_Answer],
 ) -> None:
     worker: _Worker | None = None
     try:
@@ -147,13 +152,13 @@ def _serve(
             if worker is None:
                 worker = _Worker(version, modules, scratch)
             try:
-                measured = worker.compile(task)
+                answers.put((task, worker.compile(task), True))
             except WorkerBroken as error:
                 # The compiler took the process with it: that is this case's result, and the next gets a new process.
-                measured = Measured(error=str(error))
+                # It may have been the machine's fault, so nobody remembers it.
+                answers.put((task, Measured(error=str(error)), False))
                 worker.stop()
                 worker = None
-            answers.put((task, measured))
     except BaseException as error:  # whatever it is belongs to the thread that waits for the answers
         answers.put(error)
     finally:
