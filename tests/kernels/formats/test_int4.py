@@ -43,7 +43,7 @@ def test_scales_are_per_output_row_and_group() -> None:
     assert torch.equal(weight.scales, (largest / 7.5).bfloat16())
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(
     rows=st.integers(1, 5),
     groups=st.integers(1, 3),
@@ -62,7 +62,7 @@ def test_no_weight_moves_by_more_than_half_a_step(
     assert ((dequantise(quantised) - original).abs() <= allowed * 1.0001).all()
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**31), group_size=st.sampled_from([2, 32]))
 def test_quantising_what_was_quantised_keeps_the_values_close(seed: int, group_size: int) -> None:
     once = dequantise(quantise(random_weight(2, 64, seed=seed), group_size))
@@ -144,7 +144,7 @@ def test_zero_points_of_eight_say_symmetric() -> None:
     assert torch.equal(dequantise(plain), dequantise(spelt_out))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(
     group_size=st.sampled_from([2, 32, 128]),
     offset=st.sampled_from([-3.0, -0.5, 0.0, 0.5, 3.0]),

@@ -20,10 +20,12 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def nearest(value: float) -> float:
-    """By trying all: the nearest value, of two the one with the even code."""
-    code = min(range(8), key=lambda code: (abs(VALUES[code] - abs(value)), code % 2))
-    return -VALUES[code] if value < 0 else VALUES[code]
+def nearest(values: torch.Tensor) -> torch.Tensor:
+    """By trying all: the nearest value, of two equally near the one with the even code."""
+    distance = (values.double().abs().clamp(max=8).unsqueeze(-1) - torch.tensor(VALUES, dtype=torch.float64)).abs()
+    # Half of the least distance between a middle and its float32 neighbour makes the even one nearer.
+    distance += torch.tensor([0.0, 2.0**-27] * 4, dtype=torch.float64)
+    return torch.tensor(VALUES)[distance.argmin(-1)] * values.sign()
 
 
 def test_every_code_is_its_value_and_is_rounded_to_itself() -> None:
@@ -40,10 +42,10 @@ def test_ties_go_to_the_even_code_and_their_neighbours_to_the_nearer() -> None:
     assert nvfp4.decode(nvfp4.encode(above)).tolist() == VALUES[1:]
 
 
-@settings(deadline=None, max_examples=200)
-@given(st.floats(-8, 8, width=32))
-def test_rounding_is_to_nearest_even_and_saturates_at_six(value: float) -> None:
-    assert float(nvfp4.decode(nvfp4.encode(torch.tensor([value])))[0]) == nearest(value)
+def test_rounding_is_to_nearest_even_and_saturates_at_six() -> None:
+    bfloat16 = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
+    values = torch.cat((bfloat16[bfloat16.isfinite()], random(20_000) * 4))
+    assert torch.equal(nvfp4.decode(nvfp4.encode(values)), nearest(values))
 
 
 def test_what_lies_beyond_is_six_and_nan_is_plus_six() -> None:
@@ -69,7 +71,7 @@ def test_a_weight_is_value_times_block_scale_times_global_scale() -> None:
     assert row[1, [0, 1, 16, 17]].tolist() == [-672.0, 112.0, -1.5, 0.25]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(
     stack=st.lists(st.integers(1, 3), max_size=2),
     rows=st.integers(1, 5),
@@ -105,7 +107,7 @@ def activations(x: torch.Tensor, input_scale: torch.Tensor = ONE) -> torch.Tenso
     return nvfp4.block_values(*nvfp4.quantise_activations(x, input_scale)) * input_scale
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(rows=st.integers(0, 4), blocks=st.integers(1, 4), scale=st.sampled_from([0.01, 1.0, 3.0]))
 def test_activations_are_rounded_by_blocks_of_a_row(rows: int, blocks: int, scale: float) -> None:
     x = random(rows, blocks * 16)
@@ -119,8 +121,7 @@ def test_activations_are_rounded_by_blocks_of_a_row(rows: int, blocks: int, scal
             y = x[row, block * 16 : block * 16 + 16] / scale
             step = (y.abs().max() / 6).to(fp8.DTYPE).float()
             assert float(scales[row, block].float()) == float(step)
-            expected = [nearest(float(value)) for value in y / step]
-            assert nvfp4.decode(nvfp4.unpack(packed[row, block * 8 : block * 8 + 8])).tolist() == expected
+            assert torch.equal(nvfp4.decode(nvfp4.unpack(packed[row, block * 8 : block * 8 + 8])), nearest(y / step))
 
 
 def test_activations_that_are_no_numbers_spoil_their_block_or_saturate() -> None:

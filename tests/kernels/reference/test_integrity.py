@@ -79,7 +79,7 @@ def three_rows() -> Scenario:
     return scenario([40, 40, 50], [1, 1, 20])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(
     contexts=st.lists(st.integers(1, 70), min_size=1, max_size=5),
     page_size=st.sampled_from([1, 3, 16, 64]),

@@ -60,7 +60,7 @@ def latent_step(
     return scenario(contexts, new, page_size=page_size, kv_heads=1, dim=dim, dtype=FP8 if fp8 else torch.bfloat16)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 @given(
     contexts=st.lists(st.integers(1, 140), min_size=1, max_size=3),
     share=st.floats(0.01, 1.0),

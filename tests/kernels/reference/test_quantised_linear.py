@@ -57,7 +57,7 @@ def rounded(x: torch.Tensor, weight: QuantisedWeight) -> torch.Tensor:
     return nvfp4.block_values(*nvfp4.quantise_activations(x, scale)).double() * scale
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(
     name=st.sampled_from(FORMATS),
     activations=st.sampled_from(list(Activations)),

@@ -85,7 +85,7 @@ def test_an_expert_of_a_group_that_was_cut_off_never_comes_before_one_of_the_oth
     assert ids.tolist() == [[0, 1]]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=30)
 @given(
     tokens=st.integers(0, 5),
     groups=st.integers(1, 5),
