@@ -16,7 +16,7 @@ from octavo_kernels.formats.experts import CanonicalExperts
 from octavo_kernels.operations import ExpertKernel
 from octavo_kernels.triton.aot_case import Architecture
 from octavo_kernels.triton.architecture import architecture_of, require_contiguous
-from octavo_kernels.triton.experts_activations import to_fp8
+from octavo_kernels.triton.experts_activations import to_fp8, to_nvfp4
 from octavo_kernels.triton.experts_combine import combine
 from octavo_kernels.triton.experts_dequantise import dequantise
 from octavo_kernels.triton.experts_grouped import launch
@@ -33,7 +33,11 @@ DEQUANTISE_FROM = 256
 
 
 class TritonExperts(ExpertKernel[StoredExperts]):
-    """INT4, FP8 block, NVFP4 (weight-only) and BF16 experts."""
+    """INT4, FP8 block, NVFP4 and BF16 experts.
+
+    INT4 is W4A16. FP8 is W8A8 where tensor cores multiply e4m3, else weight-only. NVFP4 is W4A4 where tensor cores
+    multiply e2m1 and both weights have input scales, else weight-only.
+    """
 
     def __init__(
         self,
@@ -80,8 +84,8 @@ class TritonExperts(ExpertKernel[StoredExperts]):
         order = sort_slots(ids, experts, tiles[0].tokens)
         inner = torch.empty((slots, intermediate), dtype=torch.bfloat16, device=x.device)
         parts = torch.empty((slots, x.shape[1]), dtype=torch.float32, device=x.device)
-        self._product(x, prepared.gate_up, tiles[0], order, inner, top_k, None, arithmetic)
-        self._product(inner, prepared.down, tiles[1], order, parts, 1, weights, arithmetic)
+        self._product(x, prepared.gate_up, tiles[0], order, ids, inner, top_k, None, arithmetic)
+        self._product(inner, prepared.down, tiles[1], order, ids, parts, 1, weights, arithmetic)
         combine(parts, ids, experts, out)
 
     def _product(
@@ -90,6 +94,7 @@ class TritonExperts(ExpertKernel[StoredExperts]):
         matrix: StoredMatrix,
         tile: Tile,
         order: SortedSlots,
+        ids: torch.Tensor,
         out: torch.Tensor,
         slots_per_row: int,
         shares: torch.Tensor | None,
@@ -100,6 +105,10 @@ class TritonExperts(ExpertKernel[StoredExperts]):
             launch(
                 x, matrix, arithmetic, tile, order, out, slots_per_row=slots_per_row, x_scales=x_scales, shares=shares
             )
+            return
+        if arithmetic is Arithmetic.NVFP4 and matrix.input_scales is not None:
+            x, x_scales = to_nvfp4(x, ids, matrix.input_scales, slots_per_row)
+            launch(x, matrix, arithmetic, tile, order, out, slots_per_row=1, x_scales=x_scales, shares=shares)
             return
         x = x.to(torch.bfloat16)
         if arithmetic is matrix.arithmetic:

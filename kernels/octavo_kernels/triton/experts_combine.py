@@ -1,4 +1,4 @@
-# ruff: noqa: N803, N806, SIM108
+# ruff: noqa: N803
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Adds the parts of a token in routing order, which makes the sum the same every time."""
 

@@ -1,4 +1,4 @@
-# ruff: noqa: N803, N806, SIM108
+# ruff: noqa: N803
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Dequantises some experts into bfloat16 scratch: for prefill, where each weight is multiplied by many tokens.
 

@@ -1,4 +1,4 @@
-# ruff: noqa: N803, N806, SIM108
+# ruff: noqa: N803
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Grouped product: each tile of sorted slots times the weights of its expert.
 
@@ -15,7 +15,7 @@ import triton.language as tl
 
 from octavo_kernels.triton.aot_case import AotCase
 from octavo_kernels.triton.experts_product import product
-from octavo_kernels.triton.experts_tiles import Arithmetic, Tile, has_fp8, tile_for
+from octavo_kernels.triton.experts_tiles import Arithmetic, Tile, has_fp8, has_nvfp4, tile_for
 from octavo_kernels.triton.experts_weights import StoredMatrix
 from octavo_kernels.triton.token_sort import SortedSlots
 
@@ -149,11 +149,17 @@ def matrix_instruction(architecture: int) -> str:
     return "tcgen05" if architecture in (100, 103) else "mma.sync"
 
 
+def block_scaled(_architecture: int) -> str:
+    """Native NVFP4 is only what this instruction does; Triton falls back to others without a word."""
+    return "block_scale"
+
+
 POINTERS: dict[Arithmetic, dict[str, str]] = {
     Arithmetic.BF16: {"x": "*bf16", "values": "*bf16", "scales": "*bf16"},
     Arithmetic.INT4: {"x": "*bf16", "values": "*u8", "scales": "*bf16"},
     Arithmetic.FP8: {"x": "*fp8e4nv", "values": "*fp8e4nv", "scales": "*fp32"},
     Arithmetic.FP8_AS_BF16: {"x": "*bf16", "values": "*u8", "scales": "*fp32"},
+    Arithmetic.NVFP4: {"x": "*u8", "values": "*u8", "scales": "*fp8e4nv"},
     Arithmetic.NVFP4_AS_BF16: {"x": "*bf16", "values": "*u8", "scales": "*u8"},
 }
 
@@ -167,6 +173,8 @@ def _case(arithmetic: Arithmetic, group: int, tokens: int, *, gated: bool, zeros
             return "tensor cores multiply e4m3 from compute capability 8.9 on"
         if arithmetic is Arithmetic.FP8_AS_BF16 and has_fp8(architecture):
             return "FP8 weights are multiplied as they are from compute capability 8.9 on"
+        if arithmetic is Arithmetic.NVFP4 and not has_nvfp4(architecture):
+            return "no block-scaled e2m1 product: weights are widened to bfloat16 there"
         return None
 
     return AotCase(
@@ -174,7 +182,7 @@ def _case(arithmetic: Arithmetic, group: int, tokens: int, *, gated: bool, zeros
         kernel=grouped_product,
         signature={
             **POINTERS[arithmetic],
-            "x_scales": "*fp32",
+            "x_scales": "*fp8e4nv" if arithmetic is Arithmetic.NVFP4 else "*fp32",
             "zeros": "*u8",
             "global_scales": "*fp32",
             "out": "*bf16" if gated else "*fp32",
@@ -195,7 +203,7 @@ def _case(arithmetic: Arithmetic, group: int, tokens: int, *, gated: bool, zeros
             "SLOTS_PER_ROW": 8 if gated else 1,
             "GROUP": group,
             "HAS_ZEROS": zeros,
-            "HAS_GLOBAL": arithmetic is Arithmetic.NVFP4_AS_BF16,
+            "HAS_GLOBAL": arithmetic in (Arithmetic.NVFP4, Arithmetic.NVFP4_AS_BF16),
             "NATIVE": False,
             "BAND": TILES_IN_A_BAND,
             "BN": tile.rows,
@@ -204,7 +212,7 @@ def _case(arithmetic: Arithmetic, group: int, tokens: int, *, gated: bool, zeros
         },
         num_warps=tile.warps,
         num_stages=tile.stages,
-        mma=matrix_instruction,
+        mma=block_scaled if arithmetic is Arithmetic.NVFP4 else matrix_instruction,
         why_not=why_not,
         unaligned=frozenset({"first_expert", "experts", "most_tiles"}),
     )
@@ -224,6 +232,9 @@ AOT_CASES: tuple[AotCase, ...] = (
     _case(Arithmetic.BF16, 128, 16, gated=True),
     _case(Arithmetic.BF16, 128, 128, gated=True),
     _case(Arithmetic.BF16, 128, 128, gated=False),
+    _case(Arithmetic.NVFP4, 16, 16, gated=True),
+    _case(Arithmetic.NVFP4, 16, 64, gated=True),
+    _case(Arithmetic.NVFP4, 16, 64, gated=False),
     _case(Arithmetic.NVFP4_AS_BF16, 16, 16, gated=True),
     _case(Arithmetic.NVFP4_AS_BF16, 16, 64, gated=False),
 )

@@ -1,4 +1,4 @@
-# ruff: noqa: N803, N806, SIM108
+# ruff: noqa: N803, SIM108
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """The inner loop of every product with stored weights: a tile of weight rows times a tile of tokens.
 
@@ -42,9 +42,9 @@ def product(
 ):
     """float32 [BN, BM]: weights of `rows` [BN] times `x` of `tokens` [BM] over inputs start to stop, which BK divides.
 
-    x [*, k] bfloat16, or e4m3 with x_scales [*, ceil(k/128)] float32; `rows` below n, `tokens` and `expert` int64. Of
-    the n stored rows the first `out_rows` are real. PAIRED: rows 2i and 2i + 1 are gate and up row i, so that FP8
-    blocks are found where the checkpoint has them.
+    x [*, k] bfloat16, or e4m3 with x_scales [*, ceil(k/128)] float32, or NVFP4 with x_scales [*, k/16] e4m3; `rows`
+    below n, `tokens` and `expert` int64. Of the n stored rows the first `out_rows` are real. PAIRED: rows 2i and 2i + 1
+    are gate and up row i, so that FP8 blocks are found where the checkpoint has them.
     """
     out = tl.zeros([BN, BM], tl.float32)
     depth = tl.arange(0, BK)
@@ -56,7 +56,16 @@ def product(
         block_rows = rows // 128
     block_rows = expert * (last_block + 1) + tl.minimum(block_rows, last_block)
     for k0 in range(start, stop, BK):
-        right = tl.trans(tl.load(x + tokens[:, None] * k + (k0 + depth)[None, :]))
+        if ARITHMETIC == "nvfp4":
+            byte = (k0 // 2 + tl.arange(0, BK // 2))[None, :]
+            block = (k0 // 16 + tl.arange(0, BK // 16))[None, :]
+            right = tl.trans(tl.load(x + tokens[:, None] * (k // 2) + byte))
+            right_scale = tl.load(x_scales + tokens[:, None] * (k // 16) + block)
+            left = tl.load(values + (expert * n + rows)[:, None] * (k // 2) + byte)
+            left_scale = tl.load(scales + (expert * n + rows)[:, None] * (k // 16) + block)
+            out = tl.dot_scaled(left, left_scale, "e2m1", right, right_scale, "e2m1", out)
+        else:
+            right = tl.trans(tl.load(x + tokens[:, None] * k + (k0 + depth)[None, :]))
         if ARITHMETIC == "int4":
             left = int4_tile(values, scales, zeros, expert, rows, k0, n, k, BN, BK, GROUP, HAS_ZEROS)
             out = tl.dot(left, right, out)
@@ -66,7 +75,7 @@ def product(
         elif ARITHMETIC == "bf16":
             left = tl.load(values + (expert * n + rows)[:, None] * k + (k0 + depth)[None, :])
             out = tl.dot(left, right, out)
-        else:
+        elif ARITHMETIC != "nvfp4":
             left = tl.load(values + (expert * n + rows)[:, None] * k + (k0 + depth)[None, :])
             scale = tl.load(scales + block_rows * blocks + k0 // 128)[:, None]
             if ARITHMETIC == "fp8":

@@ -25,6 +25,8 @@ class Arithmetic(StrEnum):
     """e4m3 times e4m3, activations quantised in runs of 128."""
     FP8_AS_BF16 = "fp8_as_bf16"
     """e4m3 widened to bfloat16 in registers."""
+    NVFP4 = "nvfp4"
+    """e2m1 times e2m1 with block scales: W4A4, activations quantised in blocks of 16 with the weight's input scale."""
     NVFP4_AS_BF16 = "nvfp4_as_bf16"
     """e2m1 widened to bfloat16 in registers."""
 
@@ -59,6 +61,10 @@ def has_nvfp4(architecture: Architecture) -> bool:
     return architecture in (100, 103, 120, 121)
 
 
+NVFP4_DEPTH = 128
+"""Inputs of a native NVFP4 product divide by this; other sizes are multiplied in bfloat16."""
+
+
 def depth_of(in_features: int) -> int:
     """Inputs of one loop step: the most of 128, 64 or 32 that divides; raises KernelInputError where none does."""
     for depth in (128, 64, 32):
@@ -75,10 +81,14 @@ def tile_for(arithmetic: Arithmetic, tokens_per_expert: int, in_features: int) -
     the others hold widened weights or a second accumulator. Shared memory stays below the 99 KB of 8.6, 8.9 and 12.x.
     """
     depth = depth_of(in_features)
+    if arithmetic is Arithmetic.NVFP4:
+        tokens = 16 if tokens_per_expert <= 16 else 64
+        return Tile(rows=128, tokens=tokens, depth=NVFP4_DEPTH, warps=4, stages=4 if tokens == 16 else 3)
     if tokens_per_expert <= 32:
         tokens = 16 if tokens_per_expert <= 16 else 32
         return Tile(rows=64, tokens=tokens, depth=depth, warps=4, stages=4)
-    if arithmetic is not Arithmetic.FP8:
-        depth = min(depth, 64)
-    tokens = 128 if tokens_per_expert > 64 and arithmetic is Arithmetic.BF16 else 64
-    return Tile(rows=128, tokens=tokens, depth=depth, warps=8, stages=3)
+    if arithmetic in UNPACKED:
+        return Tile(rows=64, tokens=64, depth=min(depth, 64), warps=4, stages=3)
+    if arithmetic is Arithmetic.FP8:
+        return Tile(rows=128, tokens=64, depth=depth, warps=8, stages=3)
+    return Tile(rows=128, tokens=64 if tokens_per_expert <= 64 else 128, depth=min(depth, 64), warps=8, stages=3)

@@ -20,7 +20,7 @@ from octavo_kernels.formats.fp8_block import Fp8BlockWeight
 from octavo_kernels.formats.int4 import Int4Weight
 from octavo_kernels.formats.nvfp4 import Nvfp4Weight
 from octavo_kernels.triton.aot_case import Architecture
-from octavo_kernels.triton.experts_tiles import ROWS_DIVIDE, Arithmetic, depth_of, has_fp8
+from octavo_kernels.triton.experts_tiles import NVFP4_DEPTH, ROWS_DIVIDE, Arithmetic, depth_of, has_fp8, has_nvfp4
 
 INT4_GROUPS = (32, 64, 128)
 
@@ -39,9 +39,9 @@ class StoredMatrix:
     zeros: torch.Tensor | None = None
     """u8, of INT4 with zero points."""
     global_scales: torch.Tensor | None = None
-    """[E] float32, of NVFP4."""
+    """[E] float32, of NVFP4: factor of a product, with the input scale where activations are quantised."""
     input_scales: torch.Tensor | None = None
-    """[E] float32, of NVFP4 with calibrated activations."""
+    """[E] float32, of native NVFP4."""
     group: int = 128
     """Inputs that share a scale."""
     native_e4m3: bool = False
@@ -103,13 +103,24 @@ def store_matrix(canonical: CanonicalMatrix, architecture: Architecture, *, pair
                 native_e4m3=native,
             )
         case Nvfp4Weight():
+            shape = _shape(canonical.packed, 2)
+            if canonical.input_scale is not None and has_nvfp4(architecture) and shape[2] % NVFP4_DEPTH == 0:
+                return StoredMatrix(
+                    Arithmetic.NVFP4,
+                    shape,
+                    _rows(canonical.packed, paired),
+                    scales=_rows(canonical.scales.view(torch.uint8), paired).view(torch.float8_e4m3fn),
+                    global_scales=canonical.global_scale * canonical.input_scale,
+                    input_scales=canonical.input_scale.contiguous(),
+                    group=16,
+                    native_e4m3=native,
+                )
             return StoredMatrix(
                 Arithmetic.NVFP4_AS_BF16,
-                _shape(canonical.packed, 2),
+                shape,
                 _rows(canonical.packed, paired),
                 scales=_columns(canonical.scales.view(torch.uint8), paired),
                 global_scales=canonical.global_scale.contiguous(),
-                input_scales=canonical.input_scale,
                 group=16,
                 native_e4m3=native,
             )

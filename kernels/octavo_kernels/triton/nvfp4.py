@@ -1,6 +1,6 @@
-# ruff: noqa: N803, N806, SIM108
+# ruff: noqa: N803, N806
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""NVFP4 weights in a Triton kernel that multiplies in bfloat16: unpacked by hand.
+"""NVFP4 in Triton: rounding to e2m1, and weights for a product in bfloat16, unpacked by hand.
 
 (`tl.dot_scaled` takes bfloat16 beside e2m1 on no version before 3.9, and there without the block-scaled instruction.)
 An e2m1 value times its block's e4m3 scale has at most six significant bits, so the bfloat16 tile is exact; the global
@@ -21,6 +21,18 @@ def e2m1_to_float(code):
     and 2**126 makes up for the other bias, subnormal 0.5 included."""
     bits = ((code & 8) << 28) | ((code & 7) << 22)
     return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37
+
+
+@triton.jit
+def encode_e2m1(values):
+    """int32 codes of float32 values: to nearest, ties to the even code, saturating at +-6, NaN to +6."""
+    size = tl.abs(values)
+    # Middles between neighbouring values; from an odd code the middle itself goes up.
+    code = (size > 0.25).to(tl.int32) + (size >= 0.75).to(tl.int32) + (size > 1.25).to(tl.int32)
+    code += (size >= 1.75).to(tl.int32) + (size > 2.5).to(tl.int32) + (size >= 3.5).to(tl.int32)
+    code += (size > 5.0).to(tl.int32)
+    sign = (values.to(tl.int32, bitcast=True) >> 28) & 8
+    return tl.where(values == values, code | sign, 7)
 
 
 @triton.jit

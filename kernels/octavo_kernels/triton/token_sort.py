@@ -1,4 +1,4 @@
-# ruff: noqa: N803, N806, SIM108
+# ruff: noqa: N803
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Token sort: routed slots grouped by expert and padded to whole tiles, on the device and without a host sync.
 

@@ -8,6 +8,7 @@ import torch
 
 from octavo_kernels.formats.experts import Bf16Experts, CanonicalExperts
 from octavo_kernels.reference.moe import grouped_experts
+from octavo_kernels.reference.quantised_linear import Activations
 from octavo_kernels.triton.experts import TritonExperts
 from tests.kernels.close import assert_close
 
@@ -45,9 +46,9 @@ class Routed:
         """The kernel's result."""
         return kernel.apply(self.x, kernel.prepare(experts), self.ids, self.weights)
 
-    def by_reference(self, experts: CanonicalExperts) -> torch.Tensor:
+    def by_reference(self, experts: CanonicalExperts, activations: Activations = Activations.EXACT) -> torch.Tensor:
         """The reference's."""
-        return grouped_experts(self.x, experts, self.ids, self.weights)
+        return grouped_experts(self.x, experts, self.ids, self.weights, activations)
 
 
 def routed(tokens: int, experts: int, top_k: int, hidden: int, seed: int = 0) -> Routed:
