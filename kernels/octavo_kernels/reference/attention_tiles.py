@@ -6,13 +6,13 @@ the key tiles are added from left to right, where tiles beyond a token's positio
 many query tiles are computed together, which changes only how many such products one call does.
 
 A key or value that is NaN or infinite shows in exactly the tokens that see it, as IEEE arithmetic has it: a NaN key
-makes the whole head NaN, a NaN or infinite value only its own element.
+makes the whole head NaN, a NaN or infinite value only its own element. So what lies in slots beyond a token's position,
+written or not, changes no bit of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -31,10 +31,8 @@ LEAST_EXPONENT = -87.0
 """exp of this is 1.6e-38, the smallest normal float32 and nothing beside the largest share, which is 1."""
 
 
-class ReadRows(Protocol):
-    """Flat slots [B, L] to float32 keys [B, L, kv_heads, D] and values [B, L, kv_heads, Dv], zero from `written` on."""
-
-    def __call__(self, slots: torch.Tensor, written: list[int]) -> tuple[torch.Tensor, torch.Tensor]: ...
+ReadRows = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""Flat slots [B, L] to float32 keys [B, L, kv_heads, D] and values [B, L, kv_heads, Dv]."""
 
 
 def check_step(query: torch.Tensor, block_table: torch.Tensor, context_lens: torch.Tensor, page_size: int) -> None:
@@ -74,14 +72,13 @@ def attend_step(
         tokens, heads, real = _query_places(query_start[rows], query_start[1:][rows], group, tiles)
         context = max(contexts[row] for row in rows)
         slots = _slots(block_table[rows, :, 0], context, num_pages=num_pages, page_size=page_size)
-        keys, values = read_rows(slots, [contexts[row] for row in rows])
-        attended = _attend(grouped[tokens, :, heads], keys, values, positions[tokens])
+        attended = _attend(grouped[tokens, :, heads], *read_rows(slots), positions[tokens])
         out[tokens[real], :, heads[real]] = attended[real]
     return out.view(tokens_in_all, query_heads, value_dim)
 
 
-def gather(pages: torch.Tensor, scale: torch.Tensor, slots: torch.Tensor, written: list[int]) -> torch.Tensor:
-    """Float32 rows [B, L, kv_heads, D] of flat slots [B, L], scaled; zero from `written` on, whatever the slots hold.
+def gather(pages: torch.Tensor, scale: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Float32 rows [B, L, kv_heads, D] of flat slots [B, L], scaled.
 
     pages [num_pages, page_size, kv_heads, D]; scale [], [kv_heads] or [num_pages, page_size, kv_heads].
     """
@@ -91,8 +88,6 @@ def gather(pages: torch.Tensor, scale: torch.Tensor, slots: torch.Tensor, writte
     else:
         rows = flat[slots].float()
     rows *= scale.flatten(0, 1)[slots].unsqueeze(-1) if scale.ndim == 3 else scale.unsqueeze(-1)
-    for row, count in zip(rows, written, strict=True):
-        row[count:] = 0
     return rows
 
 

@@ -39,8 +39,8 @@ def mla_attention(
     if not 1 <= latent_dim <= row_dim:
         raise KernelInputError(f"latent_dim is {latent_dim}, needed 1 to {row_dim}, the elements of a row")
 
-    def read_rows(slots: torch.Tensor, written: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        keys = gather(pages.unsqueeze(2), scale.unsqueeze(-1), slots, written)
+    def read_rows(slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        keys = gather(pages.unsqueeze(2), scale.unsqueeze(-1), slots)
         return keys, keys[..., :latent_dim]
 
     return attend_step(

@@ -42,8 +42,8 @@ def paged_attention(
     if query.shape[1] % kv_heads:
         raise KernelInputError(f"query has {query.shape[1]} heads, needed a multiple of {kv_heads} KV heads")
 
-    def read_rows(slots: torch.Tensor, written: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        return gather(k_pages, k_scale, slots, written), gather(v_pages, v_scale, slots, written)
+    def read_rows(slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return gather(k_pages, k_scale, slots), gather(v_pages, v_scale, slots)
 
     return attend_step(
         query * softmax_scale,

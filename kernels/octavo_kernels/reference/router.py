@@ -24,7 +24,7 @@ def softmax_top_k(logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tup
     require_dtype("logits", logits, torch.float32)
     require_shape("logits", logits, None, None)
     _check_top_k(top_k, logits.shape[1])
-    ids = _ranked(_without_nan(logits))[:, :top_k]
+    ids = _ranked(_without_nan(logits))[:, :top_k].contiguous()
     weights = logits.softmax(dim=-1).gather(1, ids)
     if renormalise:
         weights = weights / weights.sum(dim=-1, keepdim=True)

@@ -56,6 +56,11 @@ def test_routing_of_a_token_has_the_same_bits_in_every_batch(experts: int) -> No
             assert torch.equal(alone[0], row[token])
 
 
+def test_what_a_router_answers_is_contiguous_as_expert_kernels_need_it() -> None:
+    sigmoid = sigmoid_top_k(random(3, 8), torch.zeros(8), 2, groups=2, top_groups=1, renormalise=True, scaling=1.0)
+    assert all(answer.is_contiguous() for answer in (*softmax_top_k(random(3, 8), 2, renormalise=True), *sigmoid))
+
+
 def test_equal_scores_are_ranked_by_id() -> None:
     logits = torch.tensor([[0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0, -1.0]])
     assert softmax_top_k(logits, 6, renormalise=False)[0].tolist() == [[1, 3, 5, 6, 0, 2]]
