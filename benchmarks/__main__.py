@@ -9,7 +9,10 @@ import sys
 
 from benchmarks.machine import describe_machine
 
-BENCHMARKS = {"capacity": "tokens that the KV pool holds in the same bytes, BF16 against FP8, filled to refusal"}
+BENCHMARKS = {
+    "capacity": "tokens that the KV pool holds in the same bytes, BF16 against FP8, filled to refusal",
+    "kernels": "CPU kernels: INT4 experts and FP8 attention against the memory's speed and against torch",
+}
 """Name of a module in this package with `run(quick) -> dict` and `sheet(figures) -> str`, and what it measures."""
 
 

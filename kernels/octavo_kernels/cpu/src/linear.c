@@ -1,12 +1,16 @@
 /* y = x @ weight.T for a plain weight [N, K] in bfloat16 or float32, row-major.
  *
  * A product is LANES partial sums along K, the last of them with zeros in place of what is not there, then their sum
- * by halves: one order for every tile, so that a row has the same bits in every batch. Tiles of up to 4 rows by 4
- * outputs; a unit of BLOCK outputs keeps its weights in the second-level cache while all rows go through it.
+ * by halves: one order for every tile, so that a row has the same bits in every batch.
+ *
+ * A few rows read the weights where they lie. Many rows are first copied tile by tile, [K / LANES][TALL][LANES], and so
+ * is each unit's weights by its thread: converted once, and in order, where rows of a power of two bytes would compete
+ * for the same few places of the cache.
  */
 #include "linear_lanes.h"
 
-enum { WIDE = 4, TALL = 4, BLOCK = 32 };
+/* Accumulators of a tile, and what feeds them, fill the registers: 32 with AVX-512, 16 elsewhere. */
+enum { TALL = 6, WIDE = LANES == 16 ? 4 : 2, FEW = 4, UNIT = 32 };
 
 ALWAYS_INLINE vf weight_lanes(const int half, const void *weight, int64_t at) {
     return half ? vf_from_bf16((const uint16_t *)weight + at) : vf_load((const float *)weight + at);
@@ -19,16 +23,23 @@ ALWAYS_INLINE vf weight_tail(const int half, const void *weight, int64_t at, int
     return vf_load(value);
 }
 
-ALWAYS_INLINE void plain_tile(const int half, const int tall, const int wide, const float *x, const void *weight,
-                              int64_t in, float *out, int64_t outputs) {
-    vf sum[TALL][WIDE] = {0};
+ALWAYS_INLINE vf row_tail(const float *x, int64_t count) {
+    float value[LANES] = {0};
+    memcpy(value, x, 4 * (size_t)count);
+    return vf_load(value);
+}
+
+/* One row with `wide` outputs, weights as they lie. */
+ALWAYS_INLINE void row_tile(const int half, const int tall, const int wide, const float *x, const void *weight,
+                            int64_t in, float *out, int64_t outputs) {
+    vf sum[FEW][WIDE] = {0};
     const int64_t whole = in / LANES * LANES;
     for (int64_t k = 0; k < whole; k += LANES) {
         vf w[WIDE];
 #pragma GCC unroll 4
         for (int n = 0; n < wide; n++) {
             w[n] = weight_lanes(half, weight, n * in + k);
-            if (tall == 1) __builtin_prefetch((const char *)weight + (n * in + k) * (half ? 2 : 4) + 1024);
+            __builtin_prefetch((const char *)weight + (n * in + k) * (half ? 2 : 4) + 1024);
         }
 #pragma GCC unroll 4
         for (int m = 0; m < tall; m++) {
@@ -38,11 +49,9 @@ ALWAYS_INLINE void plain_tile(const int half, const int tall, const int wide, co
         }
     }
     if (whole < in)
-        for (int m = 0; m < tall; m++) {
-            float value[LANES] = {0};
-            memcpy(value, x + m * in + whole, 4 * (size_t)(in - whole));
-            for (int n = 0; n < wide; n++)
-                sum[m][n] = vf_load(value) * weight_tail(half, weight, n * in + whole, in - whole) + sum[m][n];
+        for (int n = 0; n < wide; n++) {
+            vf w = weight_tail(half, weight, n * in + whole, in - whole);
+            for (int m = 0; m < tall; m++) sum[m][n] = row_tail(x + m * in + whole, in - whole) * w + sum[m][n];
         }
 #pragma GCC unroll 4
     for (int m = 0; m < tall; m++)
@@ -50,34 +59,91 @@ ALWAYS_INLINE void plain_tile(const int half, const int tall, const int wide, co
         for (int n = 0; n < wide; n++) out[m * outputs + n] = vf_sum(sum[m][n]);
 }
 
-ALWAYS_INLINE void plain_unit(const int half, const float *x, const void *weight, float *out, int64_t rows,
-                              int64_t in, int64_t outputs, int64_t count) {
-    const int64_t bytes = half ? 2 : 4;
+ALWAYS_INLINE void few_rows(const int half, const float *x, const char *weight, float *out, int64_t rows, int64_t in,
+                            int64_t outputs, int64_t count) {
+    const int64_t row_bytes = in * (half ? 2 : 4);
     for (int64_t m = 0; m < rows;) {
-        const int tall = rows - m >= TALL ? TALL : 1;
+        const int tall = rows - m >= FEW ? FEW : 1;
         for (int64_t n = 0; n < count;) {
             const int wide = count - n >= WIDE ? WIDE : 1;
             const float *from = x + m * in;
-            const char *at = (const char *)weight + n * in * bytes;
+            const char *at = weight + n * row_bytes;
             float *to = out + m * outputs + n;
-            if (tall == TALL && wide == WIDE) plain_tile(half, TALL, WIDE, from, at, in, to, outputs);
-            else if (tall == TALL) plain_tile(half, TALL, 1, from, at, in, to, outputs);
-            else if (wide == WIDE) plain_tile(half, 1, WIDE, from, at, in, to, outputs);
-            else plain_tile(half, 1, 1, from, at, in, to, outputs);
+            if (tall == FEW && wide == WIDE) row_tile(half, FEW, WIDE, from, at, in, to, outputs);
+            else if (tall == FEW) row_tile(half, FEW, 1, from, at, in, to, outputs);
+            else if (wide == WIDE) row_tile(half, 1, WIDE, from, at, in, to, outputs);
+            else row_tile(half, 1, 1, from, at, in, to, outputs);
             n += wide;
         }
         m += tall;
     }
 }
 
-void linear(const float *x, const void *weight, float *out, int64_t half, int64_t rows, int64_t in, int64_t outputs,
-            int64_t threads) {
-#pragma omp parallel for schedule(dynamic) num_threads((int)threads)
-    for (int64_t start = 0; start < outputs; start += BLOCK) {
-        const int64_t count = outputs - start < BLOCK ? outputs - start : BLOCK;
-        if (half)
-            plain_unit(1, x, (const uint16_t *)weight + start * in, out + start, rows, in, outputs, count);
-        else
-            plain_unit(0, x, (const float *)weight + start * in, out + start, rows, in, outputs, count);
+/* TALL rows with WIDE outputs, both copied; what lies beyond `rows` and `count` is computed and dropped. */
+static void copied_tile(const float *x, const float *weight, int64_t steps, float *out, int64_t rows, int64_t count,
+                        int64_t outputs) {
+    vf sum[TALL][WIDE] = {0};
+    for (int64_t k = 0; k < steps; k++, x += TALL * LANES, weight += WIDE * LANES) {
+        vf w[WIDE];
+#pragma GCC unroll 4
+        for (int n = 0; n < WIDE; n++) w[n] = vf_load(weight + n * LANES);
+#pragma GCC unroll 6
+        for (int m = 0; m < TALL; m++) {
+            vf value = vf_load(x + m * LANES);
+#pragma GCC unroll 4
+            for (int n = 0; n < WIDE; n++) sum[m][n] = value * w[n] + sum[m][n];
+        }
+    }
+#pragma GCC unroll 6
+    for (int m = 0; m < TALL; m++)
+#pragma GCC unroll 4
+        for (int n = 0; n < WIDE; n++)
+            if (m < rows && n < count) out[m * outputs + n] = vf_sum(sum[m][n]);
+}
+
+/* Copies `height` rows of `in` values, of which `rows` are there, into [K / LANES][height][LANES]. */
+ALWAYS_INLINE void copy_rows(const int half, const int height, const void *from, int64_t rows, int64_t in, float *to) {
+    const int64_t whole = in / LANES * LANES, steps = (in + LANES - 1) / LANES;
+    for (int m = 0; m < height; m++)
+        for (int64_t s = 0; s < steps; s++) {
+            vf value = {0};
+            if (m < rows && s * LANES < whole) value = weight_lanes(half, from, m * in + s * LANES);
+            else if (m < rows) value = weight_tail(half, from, m * in + whole, in - whole);
+            vf_store(to + (s * height + m) * LANES, value);
+        }
+}
+
+/* Scratch, for more than FEW rows: `copy` has the rows and `weights` UNIT outputs per thread, both padded to whole
+ * tiles and lanes. */
+void linear(const float *x, const void *weight, float *out, float *copy, float *weights, int64_t half, int64_t rows,
+            int64_t in, int64_t outputs, int64_t threads) {
+    const int64_t steps = (in + LANES - 1) / LANES, tiles = (rows + TALL - 1) / TALL;
+#pragma omp parallel num_threads((int)threads)
+    {
+        if (copy) {
+#pragma omp for schedule(static)
+            for (int64_t t = 0; t < tiles; t++)
+                copy_rows(0, TALL, x + t * TALL * in, rows - t * TALL, in, copy + t * TALL * steps * LANES);
+        }
+#pragma omp for schedule(dynamic)
+        for (int64_t start = 0; start < outputs; start += UNIT) {
+            const int64_t count = outputs - start < UNIT ? outputs - start : UNIT;
+            const char *from = (const char *)weight + start * in * (half ? 2 : 4);
+            if (!copy) {
+                if (half) few_rows(1, x, from, out + start, rows, in, outputs, count);
+                else few_rows(0, x, from, out + start, rows, in, outputs, count);
+                continue;
+            }
+            float *mine = weights + omp_get_thread_num() * UNIT * steps * LANES;
+            for (int64_t n = 0; n < count; n += WIDE) {
+                float *to = mine + n * steps * LANES;
+                if (half) copy_rows(1, WIDE, from + n * in * 2, count - n, in, to);
+                else copy_rows(0, WIDE, from + n * in * 4, count - n, in, to);
+            }
+            for (int64_t t = 0; t < tiles; t++)
+                for (int64_t n = 0; n < count; n += WIDE)
+                    copied_tile(copy + t * TALL * steps * LANES, mine + n * steps * LANES, steps,
+                                out + t * TALL * outputs + start + n, rows - t * TALL, count - n, outputs);
+        }
     }
 }

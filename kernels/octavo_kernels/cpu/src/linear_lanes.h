@@ -56,8 +56,30 @@ ALWAYS_INLINE vf vf_from_bf16(const uint16_t *from) {
     return (vf)(__builtin_convertvector(value, vu) << 16);
 }
 
+ALWAYS_INLINE vf vf_smaller(vf a, vf b) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    vi less = a < b;
+    return (vf)(((vi)a & less) | ((vi)b & ~less));
+#endif
+}
+
+/* 1/256 of e4m3 codes in the top byte of each lane; NaN codes come out as 480/256. An exponent over the fields makes
+ * normal codes right; a subnormal one is then 2 a - 2^-14. The smaller of the two is right for both, and no number on
+ * the way is a float32 subnormal, which would cost a hundred cycles. */
+ALWAYS_INLINE vf vf_from_e4m3(vi code) {
+    vf a = (vf)(((vi)((vu)code >> 4) & 0x07f00000) | 0x38000000);
+    return (vf)((vi)vf_smaller(a, a * 2.0f - 0x1p-14f) | (code & INT32_MIN));
+}
+
 /* The sum of all lanes by halves, in one order on every machine with as many lanes. */
 ALWAYS_INLINE float vf_sum(vf value) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)value);
+#endif
     float lane[LANES];
     vf_store(lane, value);
     for (int width = LANES / 2; width; width /= 2)

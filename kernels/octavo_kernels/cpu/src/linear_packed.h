@@ -43,13 +43,10 @@ ALWAYS_INLINE vf look_up(const float *table, vi index) {
 static const float SIGNED_NIBBLE[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 static const float E2M1[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6};
 
-/* Value `i` of each word. INT4 comes out as stored minus 8. */
+/* Value `i` of each word. INT4 comes out as stored minus 8, FP8 as 1/256 of its value. */
 ALWAYS_INLINE vf decode(const int format, vi word, const int i) {
     if (format == FORMAT_BF16) return (vf)(i ? word & (int32_t)0xffff0000 : word << 16);
-    if (format == FORMAT_FP8) {
-        vi code = ((word << (24 - 8 * i)) >> 4) & (int32_t)0x87f00000;
-        return (vf)code * 0x1p120f;
-    }
+    if (format == FORMAT_FP8) return vf_from_e4m3(word << (24 - 8 * i));
     const int shift = bits_of(i);
 #if defined(__AVX512F__)
     return look_up(format == FORMAT_NVFP4 ? E2M1 : SIGNED_NIBBLE, (vi)((vu)word >> shift));
@@ -66,11 +63,11 @@ ALWAYS_INLINE vf decode(const int format, vi word, const int i) {
 
 ALWAYS_INLINE vf scale_of(const int format, const packed *w, int64_t index, float global) {
     if (format == FORMAT_INT4 || format == FORMAT_INT4_ZEROS) return vf_from_bf16((const uint16_t *)w->scales + index);
-    if (format == FORMAT_FP8) return vf_load((const float *)w->scales + index);
+    if (format == FORMAT_FP8) return vf_load((const float *)w->scales + index) * 256.0f;
     if (format == FORMAT_NVFP4) {
         vi code = vi_from_bytes((const uint8_t *)w->scales + index);
         vi nan = ((code & 0x7f) == 0x7f) & 0x7fc00000;
-        return (vf)((vi)((vf)(((code << 24) >> 4) & (int32_t)0x87f00000) * 0x1p120f * global) | nan);
+        return (vf)((vi)(vf_from_e4m3(code << 24) * 256.0f * global) | nan);
     }
     return vf_all(1.0f);
 }
