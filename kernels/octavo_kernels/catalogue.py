@@ -2,91 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
 from octavo_kernels import operations as ops
 from octavo_kernels.device import Device
+from octavo_kernels.implementations import cpu, reference
 from octavo_kernels.operations import Operation
-from octavo_kernels.registry import (
-    ANY_SHAPE,
-    REFERENCE,
-    Choice,
-    Formats,
-    Implementation,
-    NoImplementation,
-    Registry,
-    Shapes,
-)
+from octavo_kernels.registry import ANY_SHAPE, Choice, Formats, NoImplementation, Registry, Shapes
 
-WhyNot = Callable[[Device, Formats, Shapes], str | None]
-
-REFERENCE_WEIGHTS = frozenset({"BF16", "INT4", "FP8", "NVFP4"})
-REFERENCE_KV = frozenset({"BF16", "FP8"})
-
-
-def _anywhere(_device: Device, _formats: Formats, _shapes: Shapes) -> str | None:
-    return None
-
-
-def _weights_have_a_reference(_device: Device, formats: Formats, _shapes: Shapes) -> str | None:
-    if formats.weights in REFERENCE_WEIGHTS:
-        return None
-    return f"{formats.weights} experts have no reference; there is one for {', '.join(sorted(REFERENCE_WEIGHTS))}"
-
-
-def _pages_have_a_reference(_device: Device, formats: Formats, _shapes: Shapes) -> str | None:
-    if formats.kv in REFERENCE_KV:
-        return None
-    return f"{formats.kv} pages have no reference; there is one for {', '.join(sorted(REFERENCE_KV))}"
-
-
-def _of(module: str, name: str, *, instance: bool = False) -> Callable[[], object]:
-    """Loader of `octavo_kernels.<module>.<name>`; of an instance of it where it is a class."""
-
-    def load() -> object:
-        target: object = getattr(importlib.import_module(f"octavo_kernels.{module}"), name)
-        return target() if instance and callable(target) else target
-
-    return load
-
-
-def _reference(operation: Operation, load: Callable[[], object], why_not: WhyNot = _anywhere) -> Implementation:
-    reason = "plain torch, exact in float32 and the same bits in every batch; slow"
-    return Implementation(operation, REFERENCE, load, reason, why_not)
-
-
-REGISTRY = Registry(
-    (
-        _reference(
-            Operation.PAGED_ATTENTION, _of("reference.paged_attention", "paged_attention"), _pages_have_a_reference
-        ),
-        _reference(Operation.MLA_ATTENTION, _of("reference.mla_attention", "mla_attention"), _pages_have_a_reference),
-        _reference(Operation.KV_WRITE, _of("reference.kv_write", "kv_write"), _pages_have_a_reference),
-        _reference(Operation.MLA_WRITE, _of("reference.kv_write", "mla_write"), _pages_have_a_reference),
-        _reference(Operation.CHECK_ROWS, _of("reference.integrity", "check_rows")),
-        _reference(Operation.CONCLUDE, _of("reference.integrity", "conclude")),
-        _reference(Operation.DIGEST_ROWS, _of("reference.digest", "digest_rows")),
-        _reference(Operation.DIGEST_PAGES, _of("reference.digest", "digest_pages")),
-        _reference(
-            Operation.EXPERTS, _of("reference.moe", "ReferenceExperts", instance=True), _weights_have_a_reference
-        ),
-        _reference(Operation.ROUTER, _of("reference.router", "softmax_top_k")),
-        _reference(Operation.SIGMOID_ROUTER, _of("reference.router", "sigmoid_top_k")),
-        _reference(Operation.LINEAR, _of("reference.linear", "linear")),
-        _reference(
-            Operation.QUANTISED_LINEAR, _of("reference.quantised_linear", "ReferenceQuantisedLinear", instance=True)
-        ),
-        _reference(Operation.RMS_NORM, _of("reference.rms_norm", "rms_norm")),
-        _reference(Operation.ROTARY_ANGLES, _of("reference.rotary", "angles")),
-        _reference(Operation.ROTATE, _of("reference.rotary", "rotate")),
-        _reference(Operation.SAMPLE, _of("reference.sampling", "sample")),
-        _reference(Operation.LOGPROBS, _of("reference.sampling", "logprobs")),
-    )
-)
-"""A new kernel adds its entries above the reference's."""
+REGISTRY = Registry((*cpu.IMPLEMENTATIONS, *reference.IMPLEMENTATIONS))
+"""The specification comes last: it runs where nothing else can, and only when asked for."""
 
 
 class ReferenceNotAllowed(NoImplementation):

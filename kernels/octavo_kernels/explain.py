@@ -4,25 +4,40 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from octavo_kernels.catalogue import REGISTRY
 from octavo_kernels.device import Device, DeviceError
 from octavo_kernels.registry import Formats, NoImplementation, Registry
 
+LINE_WIDTH = 118
 UNKNOWN_ARGUMENT = 2
 NOTHING_RUNS = 1
 
 
 def table(device: Device, formats: Formats, registry: Registry = REGISTRY) -> str:
-    """One line per operation: what runs and why, and below it what was passed over; raises NoImplementation."""
+    """What runs for each operation, why, what cannot run there and what would take its place; raises
+    NoImplementation."""
     choices = [registry.select(operation, device, formats) for operation in registry.operations]
-    width = max(len(choice.operation) for choice in choices)
+    operation_width = max(len(choice.operation) for choice in choices)
+    name_width = max(len(choice.implementation) for choice in choices)
     lines = [f"{device}, {formats.weights} experts, {formats.kv} KV cache", ""]
     for choice in choices:
-        lines.append(f"{choice.operation:<{width}}  {choice.implementation}: {choice.reason}")
-        lines.extend(f"{'':<{width}}  not {rejected.name}: {rejected.why_not}" for rejected in choice.rejected)
+        indent = " " * (operation_width + name_width + 4)
+        lines += _wrapped(
+            f"{choice.operation:<{operation_width}}  {choice.implementation:<{name_width}}  ", choice.reason
+        )
+        for rejected in choice.rejected:
+            if not rejected.could_run:
+                lines += _wrapped(f"{indent}not {rejected.name}: ", rejected.why_not)
+        if spare := ", ".join(rejected.name for rejected in choice.rejected if rejected.could_run):
+            lines += _wrapped(f"{indent}else ", spare)
     return "\n".join(lines)
+
+
+def _wrapped(start: str, text: str) -> list[str]:
+    return textwrap.wrap(text, LINE_WIDTH, initial_indent=start, subsequent_indent=" " * len(start))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -69,6 +69,8 @@ class Rejected:
 
     name: str
     why_not: str
+    could_run: bool = False
+    """It was only outranked."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class Registry:
             if why_not is not None:
                 rejected.append(Rejected(candidate.name, why_not))
             elif chosen is not None:
-                rejected.append(Rejected(candidate.name, f"{chosen.name} ranks before it"))
+                rejected.append(Rejected(candidate.name, f"{chosen.name} ranks before it", could_run=True))
             else:
                 chosen = candidate
         if chosen is None:

@@ -1,0 +1,66 @@
+"""The C kernels: every operation on a CPU, for the instruction set that it has."""
+
+from __future__ import annotations
+
+from octavo_kernels.cpu import library
+from octavo_kernels.device import CpuFeature, Device, DeviceKind
+from octavo_kernels.implementations import reference
+from octavo_kernels.implementations.entry import WhyNot, function, instance
+from octavo_kernels.operations import Operation
+from octavo_kernels.reference.quantised_linear import Activations
+from octavo_kernels.registry import Formats, Implementation, Shapes
+
+CPU = "cpu"
+W4A8 = "cpu-w4a8"
+C = "C for the instruction set that this CPU has, float32 sums in one order"
+
+
+def _on_a_cpu(device: Device, _formats: Formats, _shapes: Shapes) -> str | None:
+    return "runs on a CPU" if device.kind is not DeviceKind.CPU else library.why_unavailable()
+
+
+def _pages(device: Device, formats: Formats, shapes: Shapes) -> str | None:
+    if formats.kv not in reference.KV:
+        return f"reads {' and '.join(sorted(reference.KV))} pages, not {formats.kv}"
+    return _on_a_cpu(device, formats, shapes)
+
+
+def _weights(device: Device, formats: Formats, shapes: Shapes) -> str | None:
+    if formats.weights not in reference.WEIGHTS:
+        return f"knows {', '.join(sorted(reference.WEIGHTS))} weights, not {formats.weights}"
+    return _on_a_cpu(device, formats, shapes)
+
+
+def _integers(device: Device, formats: Formats, shapes: Shapes) -> str | None:
+    if formats.weights != "INT4":
+        return f"multiplies INT4 weights, not {formats.weights}"
+    if device.kind is DeviceKind.CPU and CpuFeature.AVX2 not in device.cpu_features:
+        return "without AVX2 8-bit integers multiply no faster than float32"
+    return _on_a_cpu(device, formats, shapes)
+
+
+def _entry(operation: Operation, name: str, why_not: WhyNot = _on_a_cpu) -> Implementation:
+    """A function that is called as its file in `cpu/` or as said."""
+    module, _, attribute = name.rpartition(".")
+    return Implementation(operation, CPU, function(f"cpu.{module}", attribute), C, why_not)
+
+
+def _experts(operation: Operation, module: str, name: str) -> tuple[Implementation, ...]:
+    integers = (
+        "activations rounded to 8 bits per group, exact integer dots: the fastest on this CPU; adds about 3 % to the "
+        "divergence that INT4 weights cause"
+    )
+    rounded = instance(f"cpu.{module}", name, Activations.QUANTISED)
+    exact = instance(f"cpu.{module}", name, Activations.EXACT)
+    return (
+        Implementation(operation, W4A8, rounded, integers, _integers),
+        Implementation(operation, CPU, exact, f"{C}; activations stay float32", _weights),
+    )
+
+
+IMPLEMENTATIONS = (
+    _entry(Operation.PAGED_ATTENTION, "paged_attention.paged_attention", _pages),
+    *_experts(Operation.EXPERTS, "experts", "CpuExperts"),
+    _entry(Operation.LINEAR, "linear.linear"),
+    *_experts(Operation.QUANTISED_LINEAR, "quantised_linear", "CpuQuantisedLinear"),
+)
