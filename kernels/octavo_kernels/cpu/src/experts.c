@@ -23,10 +23,20 @@ typedef struct {
     float *x;            /* [tokens, K] padded, where padding is needed */
     float *between;      /* [places, K of down] silu(gate) * up in sorted order */
     float *parts;        /* [threads, places, PAIR] */
+    int32_t *finished;   /* [active, spans] pairs of a span of `between` that are computed */
     int8_t *values[2];   /* integers of x and of between, */
     float *scales[2];    /* their scales */
     int32_t *sums[2];    /* and sums */
 } scratch;
+
+/* Columns of `between` that whole pairs and whole groups both fill. */
+static int64_t span_of(const layer *l) {
+    int64_t span = LANES;
+    while (span % l->down.group) span += LANES;
+    return span;
+}
+
+static int64_t spans(const layer *l) { return (l->intermediate + span_of(l) - 1) / span_of(l); }
 
 static void *take(char *memory, int64_t *used, int64_t bytes) {
     void *from = memory ? memory + *used : NULL;
@@ -46,6 +56,7 @@ static int64_t cut(scratch *s, char *memory, const layer *l, int64_t threads) {
     s->x = take(memory, &used, !l->integer && in[0] != l->hidden ? rows[0] * in[0] * 4 : 0);
     s->between = take(memory, &used, rows[1] * in[1] * 4);
     s->parts = take(memory, &used, threads * s->places * PAIR * 4);
+    s->finished = take(memory, &used, l->integer ? l->experts * spans(l) * 4 : 0);
     for (int i = 0; i < 2; i++) {
         s->values[i] = take(memory, &used, l->integer ? rows[i] * in[i] : 0);
         s->scales[i] = take(memory, &used, l->integer ? rows[i] * groups[i] * 4 : 0);
@@ -73,8 +84,21 @@ static int64_t sort_places(const layer *l, const int64_t *ids, scratch *s) {
     return active;
 }
 
-static void gate_up_unit(const layer *l, const scratch *s, const activations *x, int64_t expert, int64_t pair) {
+/* Whoever computes the last pair of a span rounds it, while it is near; no thread waits for another. */
+static void round_span(const layer *l, const scratch *s, int64_t active, int64_t expert, int64_t pair) {
+    const int64_t width = span_of(l), span = pair * LANES / width, start = span * width, group = l->down.group;
+    const int64_t stop = start + width < l->intermediate ? start + width : l->intermediate;
+    const int64_t expected = (stop - start + LANES - 1) / LANES, groups = l->down.in / group;
+    if (__atomic_add_fetch(s->finished + active * spans(l) + span, 1, __ATOMIC_ACQ_REL) < expected) return;
+    for (int64_t row = s->start[expert]; row < s->start[expert + 1]; row++)
+        for (int64_t k = start; k < stop; k += group)
+            integers_of_group(s->between + row * l->down.in + k, group, s->values[1] + row * l->down.in + k,
+                              s->scales[1] + row * groups + k / group, s->sums[1] + row * groups + k / group);
+}
+
+static void gate_up_unit(const layer *l, const scratch *s, const activations *x, int64_t active, int64_t pair) {
     float out[ROWS * PAIR];
+    const int64_t expert = s->active[active];
     const int64_t stop = s->start[expert + 1];
     for (int64_t at = s->start[expert]; at < stop; at += ROWS) {
         const int rows = stop - at < ROWS ? (int)(stop - at) : ROWS;
@@ -87,6 +111,7 @@ static void gate_up_unit(const layer *l, const scratch *s, const activations *x,
             memcpy(s->between + (at + r) * l->down.in + column, product, 4 * (size_t)(room < LANES ? room : LANES));
         }
     }
+    if (l->integer) round_span(l, s, active, expert, pair);
 }
 
 static void down_unit(const layer *l, const scratch *s, const activations *x, int64_t active, int64_t pair,
@@ -111,37 +136,33 @@ static void down_unit(const layer *l, const scratch *s, const activations *x, in
     }
 }
 
+static void prepare_rows(const layer *l, const scratch *s, const float *x, int threads) {
+    const int64_t in = l->gate_up.in, groups = in / l->gate_up.group;
+#pragma omp parallel for num_threads(threads) if (l->tokens >= 8)
+    for (int64_t t = 0; t < l->tokens; t++)
+        if (l->integer)
+            integers_of_row(x + t * l->hidden, l->hidden, in, l->gate_up.group, s->values[0] + t * in,
+                            s->scales[0] + t * groups, s->sums[0] + t * groups);
+        else
+            padded_row(x + t * l->hidden, l->hidden, in, s->x + t * in);
+}
+
 static void one_pass(const layer *l, scratch *s, const float *x, const int64_t *ids, const float *weights, float *out,
                      int threads) {
-    const int64_t active = sort_places(l, ids, s), pairs = l->gate_up.pairs, in = l->gate_up.in, middle = l->down.in;
-    const int64_t groups = in / l->gate_up.group, middle_groups = middle / l->down.group;
-    const int padded = !l->integer && in != l->hidden;
+    const int64_t active = sort_places(l, ids, s), pairs = l->gate_up.pairs, middle = l->down.in;
+    const int padded = !l->integer && l->gate_up.in != l->hidden;
     const activations first = {l->integer ? NULL : padded ? s->x : x, s->values[0], s->scales[0], s->sums[0]};
     const activations second = {l->integer ? NULL : s->between, s->values[1], s->scales[1], s->sums[1]};
+    if (l->integer || padded) prepare_rows(l, s, x, threads);
+    if (l->integer) memset(s->finished, 0, (size_t)(active * spans(l)) * 4);
+    if (middle != l->intermediate)
+        for (int64_t p = 0; p < s->places; p++)
+            memset(s->between + p * middle + l->intermediate, 0, 4 * (size_t)(middle - l->intermediate));
 #pragma omp parallel num_threads(threads)
     {
-        if (l->integer || padded) {
-#pragma omp for schedule(static)
-            for (int64_t t = 0; t < l->tokens; t++)
-                if (padded) padded_row(x + t * l->hidden, l->hidden, in, s->x + t * in);
-                else
-                    integers_of_row(x + t * l->hidden, l->hidden, in, l->gate_up.group, s->values[0] + t * in,
-                                    s->scales[0] + t * groups, s->sums[0] + t * groups);
-        }
 #pragma omp for schedule(dynamic)
         for (int64_t unit = 0; unit < active * pairs; unit++)
-            gate_up_unit(l, s, &first, s->active[unit / pairs], unit % pairs);
-        if (l->integer) {
-#pragma omp for schedule(static)
-            for (int64_t p = 0; p < s->places; p++)
-                integers_of_row(s->between + p * middle, l->intermediate, middle, l->down.group,
-                                s->values[1] + p * middle, s->scales[1] + p * middle_groups,
-                                s->sums[1] + p * middle_groups);
-        } else if (middle != l->intermediate) {
-#pragma omp for schedule(static)
-            for (int64_t p = 0; p < s->places; p++)
-                memset(s->between + p * middle + l->intermediate, 0, 4 * (size_t)(middle - l->intermediate));
-        }
+            gate_up_unit(l, s, &first, unit / pairs, unit % pairs);
 #pragma omp for schedule(dynamic)
         for (int64_t pair = 0; pair < l->down.pairs; pair++)
             down_unit(l, s, &second, active, pair, weights, s->parts + omp_get_thread_num() * s->places * PAIR, out);
