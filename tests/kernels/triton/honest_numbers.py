@@ -20,6 +20,7 @@ What stays different from silicon: the order of sums, `exp` and friends to the l
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -240,6 +241,19 @@ def _scalars_as_indices(original: Callable[..., None]) -> Callable[..., None]:
     return patch
 
 
+def _patch_known_names(package: Any, builder: Any, scope: Any) -> None:
+    # Runs at every call of a device function, and looking through all members was a quarter of a test.
+    for name in _builtin_names(package):
+        member = getattr(package, name)
+        if tl.core.is_builtin(member):
+            interpreter._patch_attr(package, name, member, builder, scope)
+
+
+@functools.cache
+def _builtin_names(package: Any) -> tuple[str, ...]:
+    return tuple(name for name, member in inspect.getmembers(package) if tl.core.is_builtin(member))
+
+
 def _silent(original: Callable[..., Any]) -> Callable[..., Any]:
     def launch(self: Any, *arguments: Any, **options: Any) -> Any:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -272,4 +286,5 @@ def install() -> None:
     interpreter.ReduceOps.sum = _wrapping_sum
     interpreter.ScanOps.apply_impl = _reduce(interpreter.ScanOps.apply_impl)
     interpreter._patch_lang_tensor = _scalars_as_indices(interpreter._patch_lang_tensor)
+    interpreter._patch_builtin = _patch_known_names
     interpreter.GridExecutor.__call__ = _silent(interpreter.GridExecutor.__call__)

@@ -1,0 +1,80 @@
+"""Tests on a real CUDA device: `python -m tests.gpu`. Without one nothing here is collected.
+
+`OCTAVO_REHEARSE_GPU=1 TRITON_INTERPRET=1 pytest tests/gpu` collects and runs on the CPU what can run there, to find
+mistakes in the tests themselves before a GPU is at hand.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu.on_device import OnDevice
+
+REHEARSED = os.environ.get("OCTAVO_REHEARSE_GPU") == "1" and os.environ.get("TRITON_INTERPRET") == "1"
+AVAILABLE = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
+DEVICE = torch.device("cuda" if AVAILABLE else "cpu")
+MODE = OnDevice(DEVICE)
+
+collect_ignore_glob = [] if AVAILABLE or REHEARSED else ["*"]
+
+SAME_TESTS = "test_same_as_interpreted.py"
+INTERPRETED = Path(__file__).parents[1] / "kernels" / "triton"
+ABOUT_THE_INTERPRETER = {"test_honest_numbers.py", "test_guarded_memory.py"}
+
+if REHEARSED:
+    from tests.kernels.triton import guarded_memory, honest_numbers
+
+    honest_numbers.install()
+    guarded_memory.install()
+
+
+class ModuleOnDevice(pytest.Module):
+    """A module of tests whose constants are made on the device too."""
+
+    def collect(self) -> list[pytest.Item | pytest.Collector]:
+        """Import it and find its tests."""
+        with MODE:
+            return list(super().collect())
+
+
+class SameTests(pytest.File):
+    """The interpreter's tests of kernels, once more, here."""
+
+    def collect(self) -> Iterator[pytest.Collector]:
+        """One module per file of theirs."""
+        for path in sorted(INTERPRETED.glob("test_*.py")):
+            if path.name not in ABOUT_THE_INTERPRETER:
+                yield ModuleOnDevice.from_parent(self, path=path)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Put the interpreter's tests in the place of the file that stands for them."""
+    if module_path.name == SAME_TESTS:
+        same: pytest.Collector = SameTests.from_parent(parent, path=module_path)
+        return same
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything here needs the device."""
+    for item in items:
+        if "tests/gpu" in item.nodeid or isinstance(item.getparent(SameTests), SameTests):
+            item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture(autouse=True)
+def on_device() -> Iterator[None]:
+    """Tensors are made on the device unless a test says otherwise."""
+    with MODE:
+        yield
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """Where kernels run."""
+    return DEVICE
