@@ -13,6 +13,7 @@ import hashlib
 import os
 import platform
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -82,6 +83,23 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo" / "kernels"
 
 
+def is_whole(path: Path) -> bool:
+    """Whether a library is there to its last byte: the linker puts the table of sections at the end (ELF-64 header,
+    System V ABI). Loading the front part of one can kill the process."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(64)
+        size = path.stat().st_size
+    except OSError:
+        return False
+    if len(header) < 64 or header[:5] != b"\x7fELF\x02":
+        return False
+    order = "<" if header[5] == 1 else ">"
+    (table,) = struct.unpack_from(f"{order}Q", header, 40)
+    entry_bytes, entries = struct.unpack_from(f"{order}HH", header, 58)
+    return bool(0 < table + entry_bytes * entries <= size)
+
+
 def compile_variant(variant: Variant, folder: Path) -> Path:
     """The variant's library in `folder`, compiled unless it is there; safe beside others who do the same.
 
@@ -89,7 +107,7 @@ def compile_variant(variant: Variant, folder: Path) -> Path:
         BuildError: no C compiler, it failed, or the folder cannot be written.
     """
     target = folder / file_name(variant)
-    if target.exists():
+    if is_whole(target):
         return target
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     if compiler is None:

@@ -16,7 +16,16 @@ from typing import cast
 
 import torch
 
-from octavo_kernels.cpu.build import PREBUILT, BuildError, Variant, cache_folder, compile_variant, file_name, variants
+from octavo_kernels.cpu.build import (
+    PREBUILT,
+    BuildError,
+    Variant,
+    cache_folder,
+    compile_variant,
+    file_name,
+    is_whole,
+    variants,
+)
 from octavo_kernels.device import cpu_flags
 
 FORCE = "OCTAVO_CPU_KERNELS"
@@ -73,7 +82,7 @@ def load(name: str | None = None) -> Library:
         known = ", ".join(variant.name for variant in candidates)
         raise BuildError(f"there are no {name!r} kernels for this CPU (from {FORCE}?); it can run {known}")
     path = PREBUILT / file_name(found)
-    if not path.exists():
+    if not is_whole(path):
         path = compile_variant(found, cache_folder())
     return Library(found, path, ctypes.CDLL(str(path)))
 

@@ -25,11 +25,12 @@ def kernels_of(name: str) -> Iterator[None]:
     """Load this variant instead of the best one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(library.FORCE, name)
-        _forget()
+        forget_loaded()
         yield
-    _forget()
+    forget_loaded()
 
 
-def _forget() -> None:
+def forget_loaded() -> None:
+    """Let the next call look for the kernels again."""
     for cached in (library.load, library.why_unavailable, packing.lanes, activations.fastest):
         cached.cache_clear()
