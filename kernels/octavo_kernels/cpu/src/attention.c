@@ -161,25 +161,36 @@ static void softmax_row(float *scores, int64_t seen, const float *key_scale, con
     vec_store(sum, total);
 }
 
-/* Where keys `begin` on of a request lie and what they are multiplied by; rows past the end repeat the first. */
-static void find_tile(const struct attention *a, int64_t row, int64_t head, int64_t begin, int64_t count,
-                      const uint8_t **keys, const uint8_t **values, float *key_scale, float *value_scale) {
+/* Where the keys of a tile lie and what they are multiplied by. */
+struct rows {
+    const uint8_t *keys[KEY_TILE], *values[KEY_TILE];
+    float key_scale[KEY_TILE], value_scale[KEY_TILE];
+};
+
+/* Keys [begin, end), KEY_TILE of them at most; what is missing repeats the first. Asks for the memory already. */
+static void find_rows(const struct attention *a, int64_t row, int64_t head, int64_t begin, int64_t end,
+                      struct rows *rows) {
     const int32_t *table = a->block_table + row * a->table_pages * 2;
     float unit = stored_unit(a->stored);
     int64_t index = begin / a->page_size, slot = begin % a->page_size;
     for (int64_t k = 0; k < KEY_TILE; k++) {
-        if (k >= count) {
-            keys[k] = keys[0];
-            key_scale[k] = value_scale[k] = 0.0f;
+        if (begin + k >= end) {
+            rows->keys[k] = rows->keys[0];
+            rows->key_scale[k] = rows->value_scale[k] = 0.0f;
             continue;
         }
         int64_t page = table[2 * index];
         int64_t place = (page > 0 && page < a->num_pages ? page : 0) * a->page_size + slot;
-        keys[k] = a->k_pages + (place * a->kv_heads + head) * a->row_bytes;
-        values[k] = a->v_pages + (place * a->kv_heads + head) * a->row_bytes;
-        int64_t at[] = {[SCALE_TENSOR] = 0, [SCALE_HEAD] = head, [SCALE_TOKEN] = place * a->kv_heads + head};
-        key_scale[k] = a->k_scale[at[a->k_scales]] * unit;
-        value_scale[k] = a->v_scale[at[a->v_scales]] * unit;
+        int64_t offset = (place * a->kv_heads + head) * a->row_bytes;
+        int64_t scale[] = {[SCALE_TENSOR] = 0, [SCALE_HEAD] = head, [SCALE_TOKEN] = place * a->kv_heads + head};
+        rows->keys[k] = a->k_pages + offset;
+        rows->values[k] = a->v_pages + offset;
+        rows->key_scale[k] = a->k_scale[scale[a->k_scales]] * unit;
+        rows->value_scale[k] = a->v_scale[scale[a->v_scales]] * unit;
+        for (int64_t byte = 0; byte < a->row_bytes; byte += 64) {
+            __builtin_prefetch(rows->keys[k] + byte, 0, 2);
+            __builtin_prefetch(rows->values[k] + byte, 0, 2);
+        }
         if (++slot == a->page_size) slot = 0, index++;
     }
 }
@@ -189,6 +200,7 @@ static void attend_span(const struct attention *a, const struct item *item, int6
                         const struct scratch *s, struct part part) {
     int64_t padded = padded_value(a), group = a->heads / a->kv_heads, start = first_token(a, item->row);
     int64_t seen[QUERY_TILE];
+    struct rows tiles[2];
     memset(part.out, 0, (size_t)(item->count * padded) * sizeof(float));
     memset(part.sum, 0, (size_t)(item->count * LANES) * sizeof(float));
     for (int64_t r = 0; r < item->count; r++) {
@@ -198,28 +210,29 @@ static void attend_span(const struct attention *a, const struct item *item, int6
         part.largest[r] = -INFINITY;
         seen[r] = visible(a, item->row, token);
     }
+    find_rows(a, item->row, head, begin, end, &tiles[0]);
     for (int64_t tile = begin; tile < end; tile += KEY_TILE) {
-        const uint8_t *keys[KEY_TILE], *values[KEY_TILE];
-        float key_scale[KEY_TILE], value_scale[KEY_TILE];
+        const struct rows *rows = &tiles[(tile - begin) / KEY_TILE % 2];
         int64_t count = end - tile < KEY_TILE ? end - tile : KEY_TILE;
-        find_tile(a, item->row, head, tile, count, keys, values, key_scale, value_scale);
-        decode_keys(keys, a->dim, a->stored, s->keys);
+        if (tile + KEY_TILE < end)
+            find_rows(a, item->row, head, tile + KEY_TILE, end, &tiles[((tile - begin) / KEY_TILE + 1) % 2]);
+        decode_keys(rows->keys, a->dim, a->stored, s->keys);
         for (int64_t k = 0; k < KEY_TILE && k < count; k += KEY_STRIP)
             for (int64_t r = 0; r < item->count; r += SCORE_ROWS)
                 score_rows(s->queries + r * a->dim, a->dim, s->keys + k * a->dim, s->scores + r * KEY_TILE + k,
                            item->count - r < SCORE_ROWS ? item->count - r : SCORE_ROWS);
         for (int64_t r = 0; r < item->count; r++)
             if (seen[r] > tile)
-                softmax_row(s->scores + r * KEY_TILE, seen[r] - tile, key_scale, value_scale, part.largest + r,
-                            part.sum + r * LANES, part.out + r * padded, padded);
-        decode_values(values, count, a->value_dim, a->stored, s->values);
-        for (int64_t r = 0, rows; r < item->count; r += rows) {
+                softmax_row(s->scores + r * KEY_TILE, seen[r] - tile, rows->key_scale, rows->value_scale,
+                            part.largest + r, part.sum + r * LANES, part.out + r * padded, padded);
+        decode_values(rows->values, count, a->value_dim, a->stored, s->values);
+        for (int64_t r = 0, block; r < item->count; r += block) {
             int64_t shown = clamped(seen[r] - tile, 0, count);
-            for (rows = 1; rows < VALUE_ROWS && r + rows < item->count; rows++)
-                if (clamped(seen[r + rows] - tile, 0, count) != shown) break;
+            for (block = 1; block < VALUE_ROWS && r + block < item->count; block++)
+                if (clamped(seen[r + block] - tile, 0, count) != shown) break;
             for (int64_t d = 0; d < padded && shown; d += VALUE_STRIP)
                 value_rows(s->scores + r * KEY_TILE, shown, s->values + d * KEY_TILE, part.out + r * padded + d, padded,
-                           rows);
+                           block);
         }
     }
 }

@@ -186,22 +186,29 @@ void decode_keys(const uint8_t *const *rows, int64_t dim, enum stored stored, fl
     }
 }
 
+/* One strip of a row whose elements from `left` on do not exist; `plain`: without an FP8 NaN. */
+static inline __attribute__((always_inline)) void value_strip(const uint8_t *from, int64_t left, int plain,
+                                                               const enum stored stored, float *to) {
+    int64_t d = 0;
+#if LANES > 4
+    for (; plain && d < VALUE_STRIP && d + LANES <= left; d += LANES)
+        vec_store(to + d, stored == STORED_FP8 ? half_to_float(from + d) : bf16_load(from + 2 * d));
+#endif
+    for (; d < VALUE_STRIP; d++) to[d] = d < left ? element(from, d, stored) : 0.0f;
+    (void)plain;
+}
+
 void decode_values(const uint8_t *const *rows, int64_t count, int64_t dim, enum stored stored, float *tile) {
     for (int64_t key = 0; key < count; key++) {
-        const uint8_t *row = rows[key];
-        int64_t d = 0;
+        float *out = tile + key * VALUE_STRIP;
+        int plain = 1;
 #if LANES > 4
-        if (stored == STORED_BF16)
-            for (; d + LANES <= dim; d += LANES)
-                vec_store(tile + d / VALUE_STRIP * VALUE_STRIP * KEY_TILE + key * VALUE_STRIP + d % VALUE_STRIP,
-                          bf16_load(row + 2 * d));
-        else if (!row_holds_nan(row, dim))
-            for (; d + LANES <= dim; d += LANES)
-                vec_store(tile + d / VALUE_STRIP * VALUE_STRIP * KEY_TILE + key * VALUE_STRIP + d % VALUE_STRIP,
-                          half_to_float(row + d));
+        if (stored == STORED_FP8) plain = !row_holds_nan(rows[key], dim);
 #endif
-        for (; d < ceil_to(dim, VALUE_STRIP); d++)
-            tile[d / VALUE_STRIP * VALUE_STRIP * KEY_TILE + key * VALUE_STRIP + d % VALUE_STRIP] =
-                d < dim ? element(row, d, stored) : 0.0f;
+        for (int64_t start = 0; start < dim; start += VALUE_STRIP, out += KEY_TILE * VALUE_STRIP)
+            if (stored == STORED_FP8)
+                value_strip(rows[key] + start, dim - start, plain, STORED_FP8, out);
+            else
+                value_strip(rows[key] + 2 * start, dim - start, 1, STORED_BF16, out);
     }
 }

@@ -2,7 +2,7 @@
 #ifndef OCTAVO_ATTENTION_TILE_H
 #define OCTAVO_ATTENTION_TILE_H
 
-#include "attention_vector.h"
+#include "vector.h"
 
 #define KEY_TILE 64 /* keys between two updates of the running maximum; counted from position 0, so fixed per token */
 #define SCORE_VECTORS 2 /* a score product's block: SCORE_ROWS queries x SCORE_VECTORS vectors of keys */

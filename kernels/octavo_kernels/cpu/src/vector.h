@@ -1,9 +1,9 @@
-/* Vectors as wide as the instruction set's registers, and what attention needs of them.
+/* Vectors as wide as the instruction set's registers, and exp.
  *
  * LANES is 16 with AVX-512, 8 with AVX2 and 4 elsewhere. Sums over lanes have a fixed order.
  */
-#ifndef OCTAVO_ATTENTION_VECTOR_H
-#define OCTAVO_ATTENTION_VECTOR_H
+#ifndef OCTAVO_VECTOR_H
+#define OCTAVO_VECTOR_H
 
 #include "common.h"
 
@@ -94,5 +94,26 @@ static inline vec vec_exp(vec x) {
 }
 
 static inline float exp_one(float x) { return vec_exp(vec_all(x))[0]; }
+
+/* NaN does not count; -inf for nothing. */
+static inline float largest_of(const float *x, int64_t count) {
+    vec top = vec_all(-INFINITY);
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) top = vec_max(vec_load(x + i), top);
+    float largest = vec_largest(top);
+    for (; i < count; i++) largest = x[i] > largest ? x[i] : largest;
+    return largest;
+}
+
+/* Sum of e**(x - largest), in an order that depends on the count alone. */
+static inline float exp_sum(const float *x, int64_t count, float largest) {
+    vec sum = {0};
+    float rest[LANES];
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) sum += vec_exp(vec_load(x + i) - largest);
+    if (i == count) return vec_sum(sum);
+    for (int64_t j = 0; j < LANES; j++) rest[j] = i + j < count ? x[i + j] - largest : -INFINITY;
+    return vec_sum(sum + vec_exp(vec_load(rest)));
+}
 
 #endif
