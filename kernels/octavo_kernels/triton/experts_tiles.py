@@ -81,6 +81,8 @@ def tile_for(arithmetic: Arithmetic, tokens_per_expert: int, in_features: int) -
     the others hold widened weights or a second accumulator. Shared memory stays below the 99 KB of 8.6, 8.9 and 12.x.
     """
     depth = depth_of(in_features)
+    if arithmetic is Arithmetic.BF16:
+        depth = min(depth, 64)
     if arithmetic is Arithmetic.NVFP4:
         tokens = 16 if tokens_per_expert <= 16 else 64
         return Tile(rows=128, tokens=tokens, depth=NVFP4_DEPTH, warps=4, stages=4 if tokens == 16 else 3)
@@ -91,4 +93,4 @@ def tile_for(arithmetic: Arithmetic, tokens_per_expert: int, in_features: int) -
         return Tile(rows=64, tokens=64, depth=min(depth, 64), warps=4, stages=3)
     if arithmetic is Arithmetic.FP8:
         return Tile(rows=128, tokens=64, depth=depth, warps=8, stages=3)
-    return Tile(rows=128, tokens=64 if tokens_per_expert <= 64 else 128, depth=min(depth, 64), warps=8, stages=3)
+    return Tile(rows=128, tokens=64 if tokens_per_expert <= 64 else 128, depth=depth, warps=8, stages=3)

@@ -48,7 +48,7 @@ SIZES = {
 }
 
 
-@settings(deadline=None, max_examples=5)
+@settings(deadline=None, max_examples=3)
 @given(**SIZES)
 def test_bf16(tokens: int, count: int, hidden: int, intermediate: int) -> None:
     experts = bf16_experts(count, hidden, intermediate)
@@ -56,7 +56,7 @@ def test_bf16(tokens: int, count: int, hidden: int, intermediate: int) -> None:
     assert_equal_up_to_rounding(step.by(TritonExperts(AMPERE), experts), step.by_reference(experts))
 
 
-@settings(deadline=None, max_examples=5)
+@settings(deadline=None, max_examples=3)
 @given(**SIZES)
 def test_fp8_weight_only_before_8_9(tokens: int, count: int, hidden: int, intermediate: int) -> None:
     experts = fp8_experts(count, hidden, intermediate)
@@ -64,7 +64,7 @@ def test_fp8_weight_only_before_8_9(tokens: int, count: int, hidden: int, interm
     assert_equal_up_to_rounding(step.by(TritonExperts(AMPERE), experts), step.by_reference(experts))
 
 
-@settings(deadline=None, max_examples=5)
+@settings(deadline=None, max_examples=3)
 @given(**SIZES)
 def test_fp8_with_quantised_activations(tokens: int, count: int, hidden: int, intermediate: int) -> None:
     experts = fp8_experts(count, hidden, intermediate)
@@ -73,7 +73,7 @@ def test_fp8_with_quantised_activations(tokens: int, count: int, hidden: int, in
     assert_equal_up_to_rounding(step.by(TritonExperts(HOPPER), experts), expected, share=FLIPS)
 
 
-@settings(deadline=None, max_examples=5)
+@settings(deadline=None, max_examples=3)
 @given(**SIZES)
 def test_nvfp4_weight_only(tokens: int, count: int, hidden: int, intermediate: int) -> None:
     experts = nvfp4_experts(count, hidden, intermediate)

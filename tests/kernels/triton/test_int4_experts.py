@@ -30,7 +30,7 @@ def _asymmetric(weight: Int4Weight) -> Int4Weight:
     return dataclasses.replace(weight, zeros=zeros)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=6)
 @given(
     tokens=st.integers(1, 19),
     count=st.integers(1, 3),
