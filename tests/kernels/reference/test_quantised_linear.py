@@ -140,14 +140,20 @@ def test_infinity_stays_in_its_row_and_never_passes_for_an_ordinary_number(name:
 
 
 def test_int8_rounding_is_to_nearest_even_with_a_scale_per_row_and_group() -> None:
-    x = torch.tensor([[127.0, 0.5, 1.5, -2.5, 254.0, 1.0, 3.0, -1.0], [0.0] * 4 + [torch.inf, 1.0, torch.nan, 0.0]])
+    x = torch.tensor(
+        [
+            [127.0, 0.5, 1.5, -2.5, 254.0, 1.0, 3.0, -1.0],
+            [torch.inf, 1.0, 0.0, 0.0] + [0.0] * 4,
+            [torch.nan, 1.0, 0.0, 9.0] * 2,
+        ]
+    )
     values, scales = quantise_to_int8(x, 4)
     assert values.dtype == torch.int8
     assert values[0].tolist() == [127, 0, 2, -2, 127, 0, 2, 0]
-    assert values[1].tolist() == [0] * 8
+    assert values[1:].tolist() == [[0] * 8] * 2
     assert scales[0].tolist() == [1.0, 2.0]
-    assert float(scales[1, 0]) == 1.0
-    assert bool(scales[1, 1].isnan())
+    assert scales.isnan().tolist() == [[False, False], [True, False], [True, True]]
+    assert float(scales[1, 1]) == 1.0
 
 
 def test_groups_of_any_size_are_summed_exactly() -> None:
