@@ -60,7 +60,14 @@ def prefill_tile(architecture: Architecture, *, dim: int, fp8_pages: bool) -> Ti
     native = architecture >= 89 and fp8_pages
     if dim > 128:
         return Tile(64, 32, warps=8, stages=2, native_fp8=native)
-    return Tile(128, 64, warps=8, stages=2, native_fp8=native)
+    # Widening by integer operations takes registers: with 64 keys they spill.
+    return Tile(128, 32 if fp8_pages and not native else 64, warps=8, stages=2, native_fp8=native)
+
+
+def mla_tile(architecture: Architecture, *, fp8_pages: bool) -> Tile:
+    """Tile of the latent kernels: 16 queries, because 64 sums of 512 values each spill."""
+    native = architecture >= 89 and fp8_pages
+    return Tile(16, 16 if fp8_pages and not native else 32, warps=8, stages=2, native_fp8=native)
 
 
 def splits_for(rows: int, heads: int, longest_context: int) -> int:

@@ -208,13 +208,10 @@ def _case(
 
 
 AOT_CASES: tuple[AotCase, ...] = (
-    *_case(prefill=False, fp8_pages=True, dim=128, group=8, page=16),
     *_case(prefill=False, fp8_pages=True, dim=128, group=8, page=16, check=True),
-    *_case(prefill=False, fp8_pages=True, dim=128, group=8, page=64, check=True),
     *_case(prefill=False, fp8_pages=True, dim=128, group=8, page=64, splits=1),
-    *_case(prefill=False, fp8_pages=False, dim=128, group=8, page=16, check=True),
+    *_case(prefill=False, fp8_pages=False, dim=128, group=8, page=16),
     *_case(prefill=False, fp8_pages=True, dim=256, group=8, page=64),
     *_case(prefill=True, fp8_pages=True, dim=128, group=8, page=16),
     *_case(prefill=True, fp8_pages=False, dim=128, group=8, page=16),
-    *_case(prefill=True, fp8_pages=True, dim=256, group=8, page=64),
 )
