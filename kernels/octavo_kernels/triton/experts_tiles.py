@@ -11,8 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+import triton
+
 from octavo_kernels.errors import KernelInputError
-from octavo_kernels.triton.aot_case import Architecture
+from octavo_kernels.triton.aot_case import ARCHITECTURES, Architecture
 
 
 class Arithmetic(StrEnum):
@@ -52,14 +54,21 @@ UNPACKED = frozenset({Arithmetic.INT4, Arithmetic.FP8_AS_BF16, Arithmetic.NVFP4_
 
 
 def has_fp8(architecture: Architecture) -> bool:
-    """Whether tensor cores multiply e4m3: from 8.9 on."""
-    return architecture >= 89
+    """Whether tensor cores multiply e4m3: from 8.9 on, of the generations that this package is compiled for."""
+    return architecture >= 89 and architecture in ARCHITECTURES
 
 
 def has_nvfp4(architecture: Architecture) -> bool:
-    """Whether there is a block-scaled e2m1 product that Triton reaches: 10.0, 10.3, 12.0, 12.1."""
-    return architecture in (100, 103, 120, 121)
+    """Whether there is a block-scaled e2m1 product that Triton reaches: on 10.0, 10.3, 12.0 and, with a Triton new
+    enough, 12.1."""
+    if architecture == 121:
+        return tuple(int(part) for part in triton.__version__.split(".")[:2]) >= NVFP4_ON_12_1_FROM
+    return architecture in (100, 103, 120)
 
+
+NVFP4_ON_12_1_FROM = (3, 9)
+"""3.6 compares with 12.0 exactly and fails to compile the product on 12.1 (triton pull request 10010); 3.7 and 3.8 were
+not tried."""
 
 NVFP4_DEPTH = 128
 """Inputs of a native NVFP4 product divide by this; other sizes are multiplied in bfloat16."""
@@ -86,9 +95,8 @@ def tile_for(arithmetic: Arithmetic, tokens_per_expert: int, in_features: int) -
     if arithmetic is Arithmetic.NVFP4:
         tokens = 16 if tokens_per_expert <= 16 else 64
         return Tile(rows=128, tokens=tokens, depth=NVFP4_DEPTH, warps=4, stages=4 if tokens == 16 else 3)
-    if tokens_per_expert <= 32:
-        tokens = 16 if tokens_per_expert <= 16 else 32
-        return Tile(rows=64, tokens=tokens, depth=depth, warps=4, stages=4)
+    if tokens_per_expert <= 16:
+        return Tile(rows=64, tokens=16, depth=depth, warps=4, stages=4)
     if arithmetic in UNPACKED:
         return Tile(rows=64, tokens=64, depth=min(depth, 64), warps=4, stages=3)
     if arithmetic is Arithmetic.FP8:

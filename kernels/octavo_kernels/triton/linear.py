@@ -30,7 +30,7 @@ PROGRAMS_WANTED = 264
 SUM_BLOCK = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["token_count"])
 def linear_product(
     x,
     x_scales,
@@ -73,7 +73,7 @@ def linear_product(
     tl.store(place, tl.trans(acc).to(out.dtype.element_ty), mask=real[:, None] & (row < out_rows)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def sum_splits(parts, out, elements, splits, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < elements

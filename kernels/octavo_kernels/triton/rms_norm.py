@@ -61,5 +61,5 @@ AOT_CASES: tuple[AotCase, ...] = tuple(
         num_warps=warps_for(triton.next_power_of_2(width)),
         max_registers=192,
     )
-    for width in (128, 7168)
+    for width in (7168,)
 )

@@ -182,7 +182,7 @@ def sample_rows(
     tl.store(out + at, chosen.to(tl.int64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["entries", "row_count"])
 def adjust_entries(
     logits, rows, tokens, biases, counts, in_prompt, repetitions, presences, frequencies, entries, vocabulary,
     row_count, BLOCK: tl.constexpr,

@@ -19,7 +19,7 @@ from octavo_kernels.triton.architecture import require_contiguous
 from octavo_kernels.triton.sampling import BLOCK, numbers
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["top"])
 def logprob_rows(logits, tokens, chosen, top_ids, top_values, vocabulary, top, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64)
     row = logits + at * vocabulary
