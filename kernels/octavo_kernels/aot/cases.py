@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import hashlib
 import importlib
-import importlib.util
+import inspect
 import pkgutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
 
 import octavo_kernels.triton as kernels
 from octavo_kernels.triton.aot_case import AotCase, Architecture
@@ -37,52 +38,62 @@ def load_cases(modules: Iterable[str]) -> dict[str, AotCase]:
 
 
 def fingerprint(case: AotCase, architecture: Architecture, triton_version: str) -> str:
-    """Hash of kernel source, with all modules of the same package that its module imports, and of what is asked."""
+    """Hash of what is asked and of the sources that answer (`sources_of`); launchers are not among them."""
     asked = (
-        getattr(case.kernel, "__name__", type(case.kernel).__name__),
         sorted(case.signature.items()),
         sorted((name, repr(value)) for name, value in case.constants.items()),
         (case.num_warps, case.num_stages, sorted(case.unaligned)),
         (architecture, triton_version),
+        sorted(sources_of(case.kernel).items()),
+        _text(COMPILER),
     )
-    return hashlib.sha256(repr((asked, _digest(module_of(case)))).encode()).hexdigest()[:24]
+    return hashlib.sha256(repr(asked).encode()).hexdigest()[:24]
 
 
-def module_of(case: AotCase) -> str:
-    """Name of the module that defines the kernel; the case may be elsewhere."""
-    return str(getattr(case.kernel, "__module__", None) or getattr(case.kernel, "fn").__module__)  # noqa: B009
+def sources_of(kernel: object) -> dict[str, str]:
+    """By qualified name: source of a kernel and of every kernel function that it calls, and the globals they read.
+
+    A module that they reach into is there as a whole, unless it belongs to Triton or to Python.
+    """
+    found: dict[str, str] = {}
+    _collect(kernel, found)
+    return found
+
+
+def _collect(kernel: Any, found: dict[str, str]) -> None:
+    function: Callable[..., object] | None = getattr(kernel, "fn", None)
+    if function is None:
+        found[type(kernel).__qualname__] = ""
+        return
+    name = f"{function.__module__}.{function.__qualname__}"
+    if name in found:
+        return
+    found[name] = _source(function)
+    for used in sorted(set(_names(function.__code__))):
+        if used not in function.__globals__:
+            continue
+        value = function.__globals__[used]
+        if hasattr(value, "fn") and hasattr(value, "arg_names"):
+            _collect(value, found)
+        elif isinstance(value, ModuleType):
+            if value.__name__.partition(".")[0] != "triton" and value.__file__:
+                found[value.__name__] = _text(Path(value.__file__))
+        else:
+            found[f"{function.__module__}.{used}"] = repr(value)
 
 
 @functools.cache
-def _digest(module: str) -> str:
-    seen = {__name__: COMPILER}
-    _walk(module, module.rpartition(".")[0], seen)
-    state = hashlib.sha256()
-    for name in sorted(seen):
-        state.update(name.encode() + b"\0" + seen[name].read_bytes())
-    return state.hexdigest()
+def _source(function: Callable[..., object]) -> str:
+    return inspect.getsource(function)
 
 
-def _walk(module: str, package: str, seen: dict[str, Path]) -> None:
-    if module in seen:
-        return
-    try:
-        spec = importlib.util.find_spec(module)
-    except ModuleNotFoundError:  # a name in a module, not a module
-        return
-    if spec is None or spec.origin is None:
-        return
-    seen[module] = Path(spec.origin)
-    for imported in _imports(seen[module]):
-        if imported.startswith(package + "."):
-            _walk(imported, package, seen)
+@functools.cache
+def _text(path: Path) -> str:
+    return path.read_text()
 
 
-def _imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
-            # `from package import module` names the module only as an alias.
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

@@ -54,12 +54,12 @@ def print_tables(results: Sequence[Result], architectures: Sequence[Architecture
         console.print(Text(f"- {reason} ({count} of the cells)", style="dim"))
 
 
-def summary(results: Sequence[Result], seconds: float) -> str:
+def summary(results: Sequence[Result], seconds: float, cpu_seconds: float) -> str:
     """One line."""
     count = Counter(result.outcome for result in results)
     cached = sum(result.cached for result in results)
     outcomes = ", ".join(f"{count[outcome]} {outcome}" for outcome in Outcome)
-    return f"{outcomes}; {cached} from the cache, {seconds:.0f} s"
+    return f"{outcomes}; {cached} from the cache; {seconds:.0f} s, {cpu_seconds:.0f} s of processor time"
 
 
 def as_json(results: Sequence[Result], seconds: float) -> dict[str, Any]:
