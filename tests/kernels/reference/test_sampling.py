@@ -112,12 +112,12 @@ def test_neighbouring_positions_are_independent() -> None:
 
 
 def test_min_p_keeps_what_is_likely_enough_beside_the_best_after_temperature() -> None:
-    logits = torch.tensor([0.5, 0.26, 0.2, 0.04]).log().expand(3000, -1).contiguous()
+    logits = torch.tensor([0.04, 0.2, 0.26, 0.5]).log().expand(3000, -1).contiguous()
     for temperature, min_p, kept in (
-        (1.0, 0.5, {0, 1}),
-        (1.0, 0.1, {0, 1, 2}),
-        (2.0, 0.5, {0, 1, 2}),
-        (1.0, 1.0, {0}),
+        (1.0, 0.5, {2, 3}),
+        (1.0, 0.1, {1, 2, 3}),
+        (2.0, 0.5, {1, 2, 3}),
+        (1.0, 1.0, {3}),
         (1.0, 0.0, {0, 1, 2, 3}),
     ):
         settings = replace(parameters(3000, temperature=temperature), min_p=torch.full((3000,), min_p))
