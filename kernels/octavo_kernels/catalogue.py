@@ -7,11 +7,11 @@ from typing import cast
 
 from octavo_kernels import operations as ops
 from octavo_kernels.device import Device
-from octavo_kernels.implementations import cpu, reference
+from octavo_kernels.implementations import cpu, reference, triton
 from octavo_kernels.operations import Operation
 from octavo_kernels.registry import ANY_SHAPE, Choice, Formats, NoImplementation, Registry, Shapes
 
-REGISTRY = Registry((*cpu.IMPLEMENTATIONS, *reference.IMPLEMENTATIONS))
+REGISTRY = Registry((*cpu.IMPLEMENTATIONS, *triton.IMPLEMENTATIONS, *reference.IMPLEMENTATIONS))
 """The specification comes last: it runs where nothing else can, and only when asked for."""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from octavo_kernels.catalogue import REGISTRY
 from octavo_kernels.device import Device, DeviceError
-from octavo_kernels.registry import Formats, NoImplementation, Registry
+from octavo_kernels.registry import Choice, Formats, NoImplementation, Registry
 
 LINE_WIDTH = 118
 UNKNOWN_ARGUMENT = 2
@@ -17,23 +17,30 @@ NOTHING_RUNS = 1
 
 
 def table(device: Device, formats: Formats, registry: Registry = REGISTRY) -> str:
-    """What runs for each operation, why, what cannot run there and what would take its place; raises
-    NoImplementation."""
+    """What runs for each operation and why; then what was passed over, each reason once. Raises NoImplementation."""
     choices = [registry.select(operation, device, formats) for operation in registry.operations]
     operation_width = max(len(choice.operation) for choice in choices)
     name_width = max(len(choice.implementation) for choice in choices)
     lines = [f"{device}, {formats.weights} experts, {formats.kv} KV cache", ""]
     for choice in choices:
-        indent = " " * (operation_width + name_width + 4)
-        lines += _wrapped(
-            f"{choice.operation:<{operation_width}}  {choice.implementation:<{name_width}}  ", choice.reason
-        )
+        name = f"{choice.implementation:<{name_width}}"
+        lines += _wrapped(f"{choice.operation:<{operation_width}}  {name}  ", choice.reason)
+    return "\n".join([*lines, "", "Passed over", *_passed_over(choices)])
+
+
+def _passed_over(choices: Sequence[Choice]) -> list[str]:
+    """One entry for all operations that an implementation is passed over in for the same reason."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for choice in choices:
         for rejected in choice.rejected:
-            if not rejected.could_run:
-                lines += _wrapped(f"{indent}not {rejected.name}: ", rejected.why_not)
-        if spare := ", ".join(rejected.name for rejected in choice.rejected if rejected.could_run):
-            lines += _wrapped(f"{indent}else ", spare)
-    return "\n".join(lines)
+            why_not = "would be next" if rejected.could_run else rejected.why_not
+            found.setdefault((rejected.name, why_not), []).append(choice.operation)
+    width = max((len(name) for name, _ in found), default=0)
+    lines = []
+    for (name, why_not), operations in found.items():
+        where = "everywhere" if len(operations) == len(choices) else ", ".join(operations)
+        lines += _wrapped(f"  {name:<{width}}  ", f"{why_not} ({where})")
+    return lines
 
 
 def _wrapped(start: str, text: str) -> list[str]:

@@ -112,7 +112,7 @@ def test_explain_names_every_operation_and_what_was_passed_over() -> None:
     text = table(PLAIN_CPU, Formats("INT4", "FP8"), with_fast_linear())
     assert "CPU without AVX2, INT4 experts, FP8 KV cache" in text
     assert all(operation in text for operation in REGISTRY.operations)
-    assert "not cpu: needs AVX512" in text
+    assert "cpu  needs AVX512 (linear)" in text
 
 
 def test_explain_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from octavo_kernels.registry import Formats, Implementation, Shapes
 
 CPU = "cpu"
 W4A8 = "cpu-w4a8"
-C = "C for the instruction set that this CPU has, float32 sums in one order"
+C = "C for this CPU's instruction set, float32, the same bits in every batch"
 
 
 def _on_a_cpu(device: Device, _formats: Formats, _shapes: Shapes) -> str | None:
@@ -20,23 +20,26 @@ def _on_a_cpu(device: Device, _formats: Formats, _shapes: Shapes) -> str | None:
 
 
 def _pages(device: Device, formats: Formats, shapes: Shapes) -> str | None:
-    if formats.kv not in reference.KV:
-        return f"reads {' and '.join(sorted(reference.KV))} pages, not {formats.kv}"
-    return _on_a_cpu(device, formats, shapes)
+    if (why_not := _on_a_cpu(device, formats, shapes)) is not None:
+        return why_not
+    return None if formats.kv in reference.KV else f"reads {' and '.join(sorted(reference.KV))} pages, not {formats.kv}"
 
 
 def _weights(device: Device, formats: Formats, shapes: Shapes) -> str | None:
-    if formats.weights not in reference.WEIGHTS:
-        return f"knows {', '.join(sorted(reference.WEIGHTS))} weights, not {formats.weights}"
-    return _on_a_cpu(device, formats, shapes)
+    if (why_not := _on_a_cpu(device, formats, shapes)) is not None:
+        return why_not
+    known = ", ".join(sorted(reference.WEIGHTS))
+    return None if formats.weights in reference.WEIGHTS else f"is for {known} weights, not {formats.weights}"
 
 
 def _integers(device: Device, formats: Formats, shapes: Shapes) -> str | None:
+    if (why_not := _on_a_cpu(device, formats, shapes)) is not None:
+        return why_not
     if formats.weights != "INT4":
-        return f"multiplies INT4 weights, not {formats.weights}"
-    if device.kind is DeviceKind.CPU and CpuFeature.AVX2 not in device.cpu_features:
+        return f"is for INT4 weights, not {formats.weights}"
+    if CpuFeature.AVX2 not in device.cpu_features:
         return "without AVX2 8-bit integers multiply no faster than float32"
-    return _on_a_cpu(device, formats, shapes)
+    return None
 
 
 def _entry(operation: Operation, name: str, why_not: WhyNot = _on_a_cpu) -> Implementation:
@@ -60,7 +63,21 @@ def _experts(operation: Operation, module: str, name: str) -> tuple[Implementati
 
 IMPLEMENTATIONS = (
     _entry(Operation.PAGED_ATTENTION, "paged_attention.paged_attention", _pages),
+    _entry(Operation.MLA_ATTENTION, "mla_attention.mla_attention", _pages),
+    _entry(Operation.KV_WRITE, "kv_write.kv_write", _pages),
+    _entry(Operation.MLA_WRITE, "kv_write.mla_write", _pages),
+    _entry(Operation.CHECK_ROWS, "integrity.check_rows"),
+    _entry(Operation.CONCLUDE, "integrity.conclude"),
+    _entry(Operation.DIGEST_ROWS, "digest.digest_rows"),
+    _entry(Operation.DIGEST_PAGES, "digest.digest_pages"),
     *_experts(Operation.EXPERTS, "experts", "CpuExperts"),
+    _entry(Operation.ROUTER, "router.softmax_top_k"),
+    _entry(Operation.SIGMOID_ROUTER, "router.sigmoid_top_k"),
     _entry(Operation.LINEAR, "linear.linear"),
     *_experts(Operation.QUANTISED_LINEAR, "quantised_linear", "CpuQuantisedLinear"),
+    _entry(Operation.RMS_NORM, "rms_norm.rms_norm"),
+    _entry(Operation.ROTARY_ANGLES, "rotary.angles"),
+    _entry(Operation.ROTATE, "rotary.rotate"),
+    _entry(Operation.SAMPLE, "sampling.sample"),
+    _entry(Operation.LOGPROBS, "sampling.logprobs"),
 )

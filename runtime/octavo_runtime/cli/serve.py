@@ -82,10 +82,7 @@ def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
         help="enforce: a violation ends its request; report: it is counted; off: nothing is checked",
     )
     group.add_argument(
-        "--allow-reference",
-        action="store_true",
-        default=True,
-        help="run the specification where no fast kernel can, slowly",
+        "--allow-reference", action="store_true", help="run the specification where no fast kernel can, slowly"
     )
 
 

@@ -33,7 +33,7 @@ class EngineSettings:
     expect_compute_capability: ComputeCapability | None = None
     expect_memory_mib: int | None = None
     integrity: IntegrityMode = IntegrityMode.ENFORCE
-    allow_reference: bool = True
+    allow_reference: bool = False
     """Run the specification of an operation where no fast kernel can."""
 
     def layout(self) -> ParallelLayout:

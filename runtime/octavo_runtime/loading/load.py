@@ -64,7 +64,7 @@ def load_model(
 
 def _select(device: torch.device, weights: WeightFormat) -> Operations:
     try:
-        return operations_for(Device.of(device), Formats(weights=weights), allow_reference=True)
+        return operations_for(Device.of(device), Formats(weights=weights))
     except NoImplementation as error:
         raise Refused("WeightsUnsupported", f"--weights {weights.lower()}: {error}") from error
 

@@ -113,7 +113,7 @@ def _read(keys: torch.Tensor) -> list[int]:
     return list(torch.where(slipped, tokens + VOCABULARY, tokens).tolist())
 
 
-OPERATIONS = operations_for(Device.cpu(), Formats(), allow_reference=True)
+OPERATIONS = operations_for(Device.cpu(), Formats())
 
 
 def cache_of(num_pages: int, page_size: int, kv: KvFormat = KvFormat.BF16) -> KvCache:

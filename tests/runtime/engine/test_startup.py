@@ -70,7 +70,20 @@ def test_an_engine_starts_warm_and_answers(settings: EngineSettings) -> None:
     tokens = [token for _ in range(3) for token in engine.step().tokens]
     assert [token.token for token in tokens] == [0, 0, 0]
     assert tokens[-1].finish is FinishReason.LENGTH
-    assert {kernel.operation: kernel.implementation for kernel in started.kernels}["paged_attention"] == "reference"
+    assert {kernel.operation: kernel.implementation for kernel in started.kernels}["paged_attention"] == "cpu"
+
+
+def test_only_the_specification_is_refused_unless_asked_for(
+    settings: EngineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo_kernels.cpu.library.why_unavailable", lambda: "there is no C compiler")
+    with pytest.raises(Refused) as refused:
+        startup.start_engine(settings, silent)
+    assert refused.value.reason == "OnlyReferenceKernels"
+    assert "cpu there is no C compiler" in refused.value.message
+    assert "--allow-reference" in refused.value.message
+    _, started = startup.start_engine(replace(settings, allow_reference=True), silent)
+    assert {kernel.implementation for kernel in started.kernels} == {"reference"}
 
 
 def test_planned_and_measured_bytes_are_reported(settings: EngineSettings) -> None:

@@ -52,7 +52,7 @@ class Stepper:
         """Load the checkpoint in `path`."""
         facts = read_facts(path)
         layout = ParallelLayout.of(facts, 1)
-        operations = operations_for(Device.cpu(), Formats(weights, kv), allow_reference=True)
+        operations = operations_for(Device.cpu(), Formats(weights, kv))
         model = load_model(path, facts, layout, weights, CPU, operations=operations)
         return cls(model, KvCache.allocate(facts, layout, kv, num_pages, PAGE_SIZE, CPU))
 
@@ -80,7 +80,7 @@ class Stepper:
         """Run new tokens of several requests; logits of each row's last token [V], or of `every` one [n, V]."""
         self.steps += 1
         batch = self._batch([*rows.values()], every=every)
-        operations = operations_for(Device.cpu(), Formats(), allow_reference=True)
+        operations = operations_for(Device.cpu(), Formats())
         records = self.cache.records
         operations.check_rows(
             block_table=batch.block_table,
