@@ -10,7 +10,7 @@
 #include "linear_lanes.h"
 
 /* Accumulators of a tile, and what feeds them, fill the registers: 32 with AVX-512, 16 elsewhere. */
-enum { TALL = 6, WIDE = LANES == 16 ? 4 : 2, FEW = 4, UNIT = 32 };
+enum { TALL = 6, WIDE = LANES == 16 ? 4 : 2, FEW = 4, UNIT = 32, STRETCH = 512 / LANES };
 
 ALWAYS_INLINE vf weight_lanes(const int half, const void *weight, int64_t at) {
     return half ? vf_from_bf16((const uint16_t *)weight + at) : vf_load((const float *)weight + at);
@@ -79,10 +79,13 @@ ALWAYS_INLINE void few_rows(const int half, const float *x, const char *weight, 
     }
 }
 
-/* TALL rows with WIDE outputs, both copied; what lies beyond `rows` and `count` is computed and dropped. */
-static void copied_tile(const float *x, const float *weight, int64_t steps, float *out, int64_t rows, int64_t count,
-                        int64_t outputs) {
-    vf sum[TALL][WIDE] = {0};
+/* A stretch of K of TALL rows with WIDE outputs, both copied; partial sums come from `sums` and go there. */
+static void copied_stretch(const float *x, const float *weight, int64_t steps, vf sums[TALL][WIDE]) {
+    vf sum[TALL][WIDE];
+#pragma GCC unroll 6
+    for (int m = 0; m < TALL; m++)
+#pragma GCC unroll 4
+        for (int n = 0; n < WIDE; n++) sum[m][n] = sums[m][n];
     for (int64_t k = 0; k < steps; k++, x += TALL * LANES, weight += WIDE * LANES) {
         vf w[WIDE];
 #pragma GCC unroll 4
@@ -97,8 +100,20 @@ static void copied_tile(const float *x, const float *weight, int64_t steps, floa
 #pragma GCC unroll 6
     for (int m = 0; m < TALL; m++)
 #pragma GCC unroll 4
-        for (int n = 0; n < WIDE; n++)
-            if (m < rows && n < count) out[m * outputs + n] = vf_sum(sum[m][n]);
+        for (int n = 0; n < WIDE; n++) sums[m][n] = sum[m][n];
+}
+
+/* TALL rows with a unit's outputs, stretch by stretch: what all the outputs read of the rows stays in the first-level
+ * cache. What lies beyond `rows` and `count` is computed and dropped. */
+static void copied_tile(const float *x, const float *weights, int64_t steps, float *out, int64_t rows, int64_t count,
+                        int64_t outputs) {
+    vf sums[UNIT / WIDE][TALL][WIDE] = {0};
+    for (int64_t k = 0; k < steps; k += STRETCH)
+        for (int64_t n = 0; n < count; n += WIDE)
+            copied_stretch(x + k * TALL * LANES, weights + (n * steps + k * WIDE) * LANES,
+                           steps - k < STRETCH ? steps - k : STRETCH, sums[n / WIDE]);
+    for (int64_t m = 0; m < TALL && m < rows; m++)
+        for (int64_t n = 0; n < count; n++) out[m * outputs + n] = vf_sum(sums[n / WIDE][m][n % WIDE]);
 }
 
 /* Copies `height` rows of `in` values, of which `rows` are there, into [K / LANES][height][LANES]. */
@@ -141,9 +156,8 @@ void linear(const float *x, const void *weight, float *out, float *copy, float *
                 else copy_rows(0, WIDE, from + n * in * 4, count - n, in, to);
             }
             for (int64_t t = 0; t < tiles; t++)
-                for (int64_t n = 0; n < count; n += WIDE)
-                    copied_tile(copy + t * TALL * steps * LANES, mine + n * steps * LANES, steps,
-                                out + t * TALL * outputs + start + n, rows - t * TALL, count - n, outputs);
+                copied_tile(copy + t * TALL * steps * LANES, mine, steps, out + t * TALL * outputs + start,
+                            rows - t * TALL, count, outputs);
         }
     }
 }
