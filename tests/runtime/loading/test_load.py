@@ -12,8 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from octavo_kernels.catalogue import operations_for
+from octavo_kernels.device import Device
 from octavo_kernels.formats.experts import Bf16Experts, Int4Experts
 from octavo_kernels.formats.int4 import dequantise, quantise
+from octavo_kernels.implementations import reference
+from octavo_kernels.registry import Formats, Registry
 from octavo_runtime.contract.footprint import weight_bytes
 from octavo_runtime.contract.parallel import ParallelLayout
 from octavo_runtime.contract.precision import WeightFormat
@@ -28,8 +32,11 @@ CPU = torch.device("cpu")
 
 
 def load(path: Path, weights: WeightFormat = WeightFormat.BF16) -> Qwen3Moe:
+    """With the specification's kernels, which leave weights in the canonical layout that the tests look at."""
     facts = read_facts(path)
-    model = load_model(path, facts, ParallelLayout.of(facts, 1), weights, CPU)
+    formats, specification = Formats(weights), Registry(reference.IMPLEMENTATIONS)
+    operations = operations_for(Device.cpu(), formats, specification, allow_reference=True)
+    model = load_model(path, facts, ParallelLayout.of(facts, 1), weights, CPU, operations=operations)
     assert isinstance(model, Qwen3Moe)
     return model
 
