@@ -7,12 +7,14 @@ mistakes in the tests themselves before a GPU is at hand.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from octavo_kernels.triton.aot_case import Architecture
 from tests.gpu.on_device import OnDevice
 
 REHEARSED = os.environ.get("OCTAVO_REHEARSE_GPU") == "1" and os.environ.get("TRITON_INTERPRET") == "1"
@@ -25,6 +27,12 @@ collect_ignore_glob = [] if AVAILABLE or REHEARSED else ["*"]
 SAME_TESTS = "test_same_as_interpreted.py"
 INTERPRETED = Path(__file__).parents[1] / "kernels" / "triton"
 ABOUT_THE_INTERPRETER = {"test_honest_numbers.py", "test_guarded_memory.py"}
+
+if AVAILABLE:
+    from octavo_kernels.triton.architecture import architecture_of
+    from octavo_kernels.triton.experts import TritonExperts
+    from octavo_kernels.triton.experts_tiles import has_fp8, has_nvfp4
+    from octavo_kernels.triton.quantised_linear import TritonQuantisedLinear
 
 if REHEARSED:
     from tests.kernels.triton import guarded_memory, honest_numbers
@@ -72,6 +80,27 @@ def on_device() -> Iterator[None]:
     """Tensors are made on the device unless a test says otherwise."""
     with MODE:
         yield
+
+
+@pytest.fixture(autouse=True)
+def only_what_the_device_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that ask for another generation's arithmetic are skipped where the device lacks it."""
+    if not AVAILABLE:
+        return
+    here = architecture_of(torch.empty(0, device=DEVICE))
+    for kernel in (TritonExperts, TritonQuantisedLinear):
+        monkeypatch.setattr(kernel, "apply", _skipping(kernel.apply, here))
+
+
+def _skipping(apply: Callable[..., torch.Tensor], here: Architecture) -> Callable[..., torch.Tensor]:
+    def apply_or_skip(kernel: Any, *arguments: Any) -> torch.Tensor:
+        asked = kernel._architecture or here
+        for arithmetic, has in (("e4m3", has_fp8), ("block-scaled e2m1", has_nvfp4)):
+            if has(asked) and not has(here):
+                pytest.skip(f"tensor cores of {here / 10} do not multiply {arithmetic}")
+        return apply(kernel, *arguments)
+
+    return apply_or_skip
 
 
 @pytest.fixture
