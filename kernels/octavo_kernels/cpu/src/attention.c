@@ -66,7 +66,9 @@ static int64_t context_of(const struct attention *a, int64_t row) {
     return clamped(a->context_lens[row], 0, a->table_pages * a->page_size);
 }
 
-static int64_t first_token(const struct attention *a, int64_t row) { return clamped(a->query_start[row], 0, a->tokens); }
+static int64_t first_token(const struct attention *a, int64_t row) {
+    return clamped(a->query_start[row], 0, a->tokens);
+}
 
 /* Keys that a token of a request sees. */
 static int64_t visible(const struct attention *a, int64_t row, int64_t token) {
@@ -126,7 +128,8 @@ static inline __attribute__((always_inline)) void value_block(const float *share
         for (int j = 0; j < VALUE_VECTORS; j++) vec_store(out + r * stride + j * LANES, sum[r][j]);
 }
 
-static void value_rows(const float *shares, int64_t keys, const float *strip, float *out, int64_t stride, int64_t rows) {
+static void value_rows(const float *shares, int64_t keys, const float *strip, float *out, int64_t stride,
+                       int64_t rows) {
     switch (rows) {
     case 1: value_block(shares, keys, strip, out, stride, 1); break;
     case 2: value_block(shares, keys, strip, out, stride, 2); break;
@@ -216,7 +219,7 @@ static void attend_span(const struct attention *a, const struct item *item, int6
         int64_t count = end - tile < KEY_TILE ? end - tile : KEY_TILE;
         if (tile + KEY_TILE < end)
             find_rows(a, item->row, head, tile + KEY_TILE, end, &tiles[((tile - begin) / KEY_TILE + 1) % 2]);
-        decode_keys(rows->keys, a->dim, a->stored, s->keys);
+        decode_keys(rows->keys, count, a->dim, a->stored, s->keys);
         for (int64_t k = 0; k < KEY_TILE && k < count; k += KEY_STRIP)
             for (int64_t r = 0; r < item->count; r += SCORE_ROWS)
                 score_rows(s->queries + r * a->dim, a->dim, s->keys + k * a->dim, s->scores + r * KEY_TILE + k,
@@ -238,7 +241,8 @@ static void attend_span(const struct attention *a, const struct item *item, int6
 }
 
 /* Add a later span to the state of the spans before it. */
-static void merge(const struct attention *a, const struct item *item, int64_t begin, struct part total, struct part span) {
+static void merge(const struct attention *a, const struct item *item, int64_t begin, struct part total,
+                  struct part span) {
     int64_t padded = padded_value(a), group = a->heads / a->kv_heads, start = first_token(a, item->row);
     for (int64_t r = 0; r < item->count; r++) {
         if (visible(a, item->row, start + (item->first + r) / group) <= begin) continue;
@@ -273,8 +277,8 @@ static void attend_item(const struct attention *a, const struct item *item, int6
 }
 
 /* Few query tiles and long contexts: spans go to different threads, and are merged when all are there. */
-static void attend_spread(const struct attention *a, const struct item *items, int64_t count, int64_t spans, float *parts,
-                          float *memory, int64_t threads) {
+static void attend_spread(const struct attention *a, const struct item *items, int64_t count, int64_t spans,
+                          float *parts, float *memory, int64_t threads) {
     int64_t tasks = count * a->kv_heads;
 #pragma omp parallel num_threads((int)threads)
     {
@@ -284,7 +288,8 @@ static void attend_spread(const struct attention *a, const struct item *items, i
             const struct item *item = items + task / spans / a->kv_heads;
             int64_t begin = task % spans * SPLIT_KEYS, end = clamped(item->end, 0, begin + SPLIT_KEYS);
             if (begin < end)
-                attend_span(a, item, task / spans % a->kv_heads, begin, end, &s, part_at(a, parts + task * part_floats(a)));
+                attend_span(a, item, task / spans % a->kv_heads, begin, end, &s,
+                            part_at(a, parts + task * part_floats(a)));
         }
 #pragma omp for schedule(dynamic, 1)
         for (int64_t task = 0; task < tasks; task++) {

@@ -18,7 +18,7 @@ static float element(const uint8_t *row, int64_t index, enum stored stored) {
 #if LANES > 4
 
 #define SIGN ((int32_t)0x80000000)
-#define FIELDS 0x07f00000 /* exponent and mantissa of an e4m3 code, where a float has its low exponent bits and mantissa */
+#define FIELDS 0x07f00000 /* an e4m3 code without its sign, where a float has its low exponent bits */
 #define EXPONENT 0x38000000 /* 112 in the exponent field: 8 below what it takes */
 
 #if LANES == 16
@@ -174,8 +174,8 @@ static void keys_one_by_one(const uint8_t *const *rows, int64_t keys, int64_t di
         for (int64_t d = 0; d < dim; d++) strip[d * KEY_STRIP + key] = element(rows[key], d, stored);
 }
 
-void decode_keys(const uint8_t *const *rows, int64_t dim, enum stored stored, float *tile) {
-    for (int64_t first = 0; first < KEY_TILE; first += LANES) {
+void decode_keys(const uint8_t *const *rows, int64_t count, int64_t dim, enum stored stored, float *tile) {
+    for (int64_t first = 0; first < ceil_to(count, KEY_STRIP); first += LANES) {
         float *strip = tile + first / KEY_STRIP * KEY_STRIP * dim + first % KEY_STRIP;
 #if LANES > 4
         int nan = stored == STORED_FP8 ? key_block(rows + first, dim, STORED_FP8, strip)

@@ -24,8 +24,9 @@ static inline float stored_unit(enum stored stored) { return stored == STORED_FP
 
 static inline int64_t ceil_to(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-/* KEY_TILE rows of `dim` elements to strips of KEY_STRIP keys, each [dim][KEY_STRIP]: transposed. */
-void decode_keys(const uint8_t *const *rows, int64_t dim, enum stored stored, float *tile);
+/* The strips of KEY_STRIP keys that hold the first `count` of KEY_TILE rows of `dim` elements, each [dim][KEY_STRIP]:
+ * transposed. */
+void decode_keys(const uint8_t *const *rows, int64_t count, int64_t dim, enum stored stored, float *tile);
 
 /* `count` rows of `dim` elements to strips of VALUE_STRIP elements, each [KEY_TILE][VALUE_STRIP], zero past `dim`. */
 void decode_values(const uint8_t *const *rows, int64_t count, int64_t dim, enum stored stored, float *tile);

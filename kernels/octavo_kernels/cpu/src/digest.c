@@ -31,7 +31,8 @@ void digest_rows(const uint8_t *k_pages, const uint8_t *v_pages, const int64_t *
 void digest_pages(const uint8_t *k_pages, const uint8_t *v_pages, const int64_t *pages, const int64_t *fill,
                   uint32_t *digests, int64_t count, int64_t num_pages, int64_t page_size, int64_t k_bytes,
                   int64_t v_bytes, int64_t threads) {
-#pragma omp parallel for num_threads((int)threads) schedule(static) if (count * (k_bytes + v_bytes) > 262144 / page_size)
+#pragma omp parallel for num_threads((int)threads) schedule(static) \
+    if (count * page_size * (k_bytes + v_bytes) > 262144)
     for (int64_t i = 0; i < count; i++) {
         int64_t filled = fill[i] < page_size ? fill[i] : page_size;
         digests[i] = 0;

@@ -2,7 +2,7 @@
 #include "fp8_vector.h"
 
 #define CHUNK 16384          /* elements of one piece of work: both sides of it fit into L2 */
-#define STREAMED (8ll << 20) /* bytes of a result from which on it bypasses the caches, which could not hold it anyway */
+#define STREAMED (8ll << 20) /* bytes of a result from which on it bypasses the caches, too small for it anyway */
 
 static void decode_chunk(const uint8_t *from, float *to, int64_t count, int streamed) {
     int64_t i = 0;
