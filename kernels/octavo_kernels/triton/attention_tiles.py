@@ -50,18 +50,22 @@ def power_of_two(least: int) -> int:
 
 def decode_tile(architecture: Architecture, *, group: int, dim: int, fp8_pages: bool) -> Tile:
     """Tile of `paged_decode` for a group of query heads per KV head and a head dimension."""
+    native = architecture >= 89 and fp8_pages
     queries = max(16, min(64, power_of_two(group)))
-    keys = 64 if dim <= 128 else 32
-    return Tile(queries, keys, warps=4, stages=3, native_fp8=architecture >= 89 and fp8_pages)
+    # Widening by integer operations takes registers.
+    keys = 32 if dim > 128 or (fp8_pages and not native) else 64
+    return Tile(queries, keys, warps=8 if dim > 128 or queries > 16 else 4, stages=3, native_fp8=native)
 
 
 def prefill_tile(architecture: Architecture, *, dim: int, fp8_pages: bool) -> Tile:
-    """Tile of `paged_prefill`: from 64 queries up `wgmma` (9.0) and `tcgen05` (10.x) multiply."""
+    """Tile of `paged_prefill`: from 64 queries up `wgmma` (9.0) and `tcgen05` (10.x) multiply.
+
+    Elsewhere all operands pass through registers, and larger tiles spill.
+    """
     native = architecture >= 89 and fp8_pages
-    if dim > 128:
-        return Tile(64, 32, warps=8, stages=2, native_fp8=native)
-    # Widening by integer operations takes registers: with 64 keys they spill.
-    return Tile(128, 32 if fp8_pages and not native else 64, warps=8, stages=2, native_fp8=native)
+    if dim <= 128 and architecture in (90, 100, 103):
+        return Tile(128, 64, warps=8, stages=2, native_fp8=native)
+    return Tile(64, 64 if dim <= 128 and fp8_pages else 32, warps=8, stages=2, native_fp8=native)
 
 
 def mla_tile(architecture: Architecture, *, fp8_pages: bool) -> Tile:

@@ -175,7 +175,7 @@ def _case(*, prefill: bool, heads: int, stored: str, scales: int, check: bool) -
         lambda architecture: mla_tile(architecture, fp8_pages=fp8_pages),
         signature=signature,
         constants=constants,
-        max_registers=lambda tile: 255,
+        max_registers=lambda tile: 235 if tile.native_fp8 or not fp8_pages else 255,
         mma=_mma,
     )
 

@@ -191,7 +191,7 @@ def _case(
             lambda architecture: prefill_tile(architecture, dim=dim, fp8_pages=fp8_pages),
             signature=signature,
             constants=constants,
-            max_registers=lambda tile: 255,
+            max_registers=lambda tile: 255 if tile.queries > 64 else 200,
             mma=_prefill_mma,
         )
     signature |= {"longest_row": "i32"} | ({"out": "*fp32"} if splits == 1 else _PARTS)
@@ -202,7 +202,7 @@ def _case(
         lambda architecture: decode_tile(architecture, group=group, dim=dim, fp8_pages=fp8_pages),
         signature=signature,
         constants=constants,
-        max_registers=lambda tile: 255,
+        max_registers=lambda tile: 210 if tile.warps == 4 else 255,
         mma=_decode_mma,
     )
 

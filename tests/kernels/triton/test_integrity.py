@@ -60,7 +60,7 @@ def fill_pages(step: Scenario) -> None:
         step.fill[page] = max(int(step.fill[page]), position % step.page_size + 1)
 
 
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=5)
 @given(
     contexts=st.lists(st.integers(1, 70), min_size=1, max_size=4),
     page_size=st.sampled_from([1, 3, 16, 64]),
@@ -83,7 +83,7 @@ def test_each_fault_leaves_the_word_of_the_reference(fault: Callable[[Scenario],
     conclusion(step)
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=8)
 @given(row=st.integers(0, 2), entry=st.integers(0, 3), part=st.integers(0, 1), word=WORDS)
 def test_any_word_in_a_block_table_leaves_the_word_of_the_reference(row: int, entry: int, part: int, word: int) -> None:
     step = three_rows()
@@ -91,7 +91,7 @@ def test_any_word_in_a_block_table_leaves_the_word_of_the_reference(row: int, en
     check_words(step)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=6)
 @given(context=WORDS, start=st.integers(-5, 5), fill=WORDS)
 def test_any_length_and_fill_mark_leaves_the_word_of_the_reference(context: int, start: int, fill: int) -> None:
     step = three_rows()
@@ -110,7 +110,7 @@ def test_a_row_of_more_pages_than_are_looked_at_at_once_is_checked_to_its_end() 
     assert check_words(step) != [UNCONCLUDED]
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=6)
 @given(nonce=WORDS, page=WORDS, tag=WORDS)
 def test_the_binding_is_the_sum_of_the_host(nonce: int, page: int, tag: int) -> None:
     step = scenario([5], [1])

@@ -103,7 +103,7 @@ def assert_same(got: State, expected: State) -> None:
         assert torch.equal(got[name].flatten().view(torch.uint8), tensor.flatten().view(torch.uint8)), name
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=7)
 @given(
     contexts=st.lists(st.integers(1, 12), min_size=1, max_size=3),
     page_size=st.sampled_from([1, 3, 16, 64]),
@@ -215,7 +215,7 @@ def test_a_refused_store_changes_nothing_but_the_mark(fault: Callable[[Scenario]
     assert int(state["verdict"][1]) == 0
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=7)
 @given(entry=st.integers(1, 2), part=st.integers(0, 1), word=st.integers(-(2**31), 2**31 - 1))
 def test_any_word_in_a_block_table_is_refused_as_in_the_reference(entry: int, part: int, word: int) -> None:
     step = scenario([34, 5], [4, 1], dim=4)
