@@ -75,7 +75,7 @@ def spoil(step: Scenario, fault: str, token: int) -> None:
     """Something that refuses the store of one of the step's tokens, or of all tokens of its page."""
     row, index = int(step.token_rows[token]), int(step.positions[token]) // step.page_size
     index = min(max(index, 0), step.block_table.shape[1] - 1)
-    page = int(step.block_table[row, index, 0])
+    page = int(step.block_table[row, index, 0]) % step.tags.shape[0]
     match fault:
         case "tag":
             step.tags[page] += 1
