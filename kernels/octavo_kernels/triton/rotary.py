@@ -1,6 +1,10 @@
 # ruff: noqa: N803
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Rotary embedding in Triton: the angles once per step, the rotation once per layer for queries and keys each."""
+"""Rotary embedding: the angles by torch, once per step, the rotation in Triton, in every layer for queries and keys.
+
+(cos and sin of large arguments keep an array on the stack of each thread when Triton 3.6 compiles them; once per step,
+five launches of torch cost nothing.)
+"""
 
 from __future__ import annotations
 
@@ -13,17 +17,6 @@ from octavo_kernels.triton.aot_case import AotCase
 from octavo_kernels.triton.architecture import require_contiguous
 
 HEADS_AT_ONCE = 8
-
-
-@triton.jit
-def write_angles(positions, frequencies, cosine, sine, half, amplitude, BLOCK: tl.constexpr):
-    token = tl.program_id(0).to(tl.int64)
-    place = tl.arange(0, BLOCK)
-    inside = place < half
-    # A float32 product, as the reference forms it. cos and sin reduce large arguments exactly (libdevice).
-    phase = tl.load(positions + token).to(tl.float32) * tl.load(frequencies + place, mask=inside, other=0.0)
-    tl.store(cosine + token * half + place, tl.cos(phase) * amplitude, mask=inside)
-    tl.store(sine + token * half + place, tl.sin(phase) * amplitude, mask=inside)
 
 
 @triton.jit
@@ -63,13 +56,9 @@ def angles(
     require_shape("positions", positions, None)
     require_shape("frequencies", frequencies, None)
     require_contiguous(positions=positions, frequencies=frequencies)
-    tokens, half = positions.shape[0], frequencies.shape[0]
-    cosine = torch.empty((tokens, half), dtype=torch.float32, device=positions.device)
-    sine = torch.empty_like(cosine)
-    if cosine.numel():
-        block = triton.next_power_of_2(half)
-        write_angles[(tokens,)](positions, frequencies, cosine, sine, half, amplitude, BLOCK=block, num_warps=1)
-    return cosine, sine
+    # A float32 product, as the reference forms it.
+    phase = positions.float()[:, None] * frequencies[None, :]
+    return phase.cos() * amplitude, phase.sin() * amplitude
 
 
 def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, *, interleaved: bool = False) -> torch.Tensor:
@@ -100,21 +89,6 @@ def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, *, interle
 
 
 AOT_CASES: tuple[AotCase, ...] = (
-    AotCase(
-        name="rotary/angles",
-        kernel=write_angles,
-        signature={
-            "positions": "*i64",
-            "frequencies": "*fp32",
-            "cosine": "*fp32",
-            "sine": "*fp32",
-            "half": "i32",
-            "amplitude": "fp32",
-        },
-        constants={"BLOCK": 64},
-        num_warps=1,
-        max_registers=128,
-    ),
     *(
         AotCase(
             name=f"rotary/rotate/{name}/d{dim}",

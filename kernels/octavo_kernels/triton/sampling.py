@@ -24,8 +24,10 @@ from octavo_kernels.triton.aot_case import AotCase
 from octavo_kernels.triton.architecture import require_contiguous
 from octavo_kernels.triton.binding import mix
 
-BLOCK = 2048
-"""Logits of one reading step."""
+BLOCK = 4096
+"""Logits of one reading step: many, because every step waits for memory once."""
+
+WARPS = 16
 
 _LARGEST = tl.constexpr(3.4028234663852886e38)
 _GREEDY_BELOW = tl.constexpr(GREEDY_BELOW)
@@ -56,48 +58,25 @@ def read(row, start, vocabulary, temperature, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def above(row, vocabulary, temperature, largest, limit, BLOCK: tl.constexpr, MASS: tl.constexpr):
-    """How many values are above `limit` in order, or their sum of exp(value - largest) where MASS."""
-    total = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, vocabulary, BLOCK):
-        value, token = read(row, start, vocabulary, temperature, BLOCK)
-        counted = (order_of(value) > limit) & (token < vocabulary)
-        if MASS:
-            total += tl.where(counted, tl.exp(value - largest), 0.0)
-        else:
-            # Each lane counts to at most vocabulary / BLOCK: exact in float32, and so is their sum below 2**24.
-            total += counted.to(tl.float32)
-    return tl.sum(total, 0)
-
-
-@triton.jit
-def boundary(row, vocabulary, temperature, largest, lowest, target, BLOCK: tl.constexpr, MASS: tl.constexpr):
-    """The lowest order `o`, not below `lowest`, with `above(o)` less than `target`."""
-    low = lowest.to(tl.int64) - 1
-    high = order_of(largest).to(tl.int64)
-    while high - low > 1:
-        middle = (low + high) >> 1
-        if above(row, vocabulary, temperature, largest, middle.to(tl.int32), BLOCK, MASS) < target:
-            high = middle
-        else:
-            low = middle
-    return high.to(tl.int32)
-
-
-@triton.jit
 def value_of(order):
     """The float32 value of an order."""
     return tl.where(order < 0, order ^ 0x7FFFFFFF, order).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def count_equal(row, vocabulary, temperature, limit, BLOCK: tl.constexpr):
-    """How many values have exactly the order `limit`."""
-    total = tl.zeros([BLOCK], tl.int32)
+def above(row, vocabulary, temperature, largest, limit, BLOCK: tl.constexpr):
+    """(how many values are above `limit` in order, their sum of exp(value - largest), how many are equal to it)."""
+    count = tl.zeros([BLOCK], tl.int32)
+    mass = tl.zeros([BLOCK], tl.float32)
+    equal = tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocabulary, BLOCK):
         value, token = read(row, start, vocabulary, temperature, BLOCK)
-        total += ((order_of(value) == limit) & (token < vocabulary)).to(tl.int32)
-    return tl.sum(total, 0)
+        order = order_of(value)
+        counted = (order > limit) & (token < vocabulary)
+        count += counted.to(tl.int32)
+        mass += tl.where(counted, tl.exp(value - largest), 0.0)
+        equal += ((order == limit) & (token < vocabulary)).to(tl.int32)
+    return tl.sum(count, 0), tl.sum(mass, 0), tl.sum(equal, 0)
 
 
 @triton.jit
@@ -141,21 +120,29 @@ def sample_rows(
     equal = tl.full([], _MANY, tl.int32)
     before = tl.full([], 0.0, tl.float32)
     needed = tl.full([], float("inf"), tl.float32)
-    if (given >= _GREEDY_BELOW) & (largest > -float("inf")):
-        if (top_k > 0) & (top_k < vocabulary):
-            limit = boundary(row, vocabulary, temperature, largest, limit, top_k.to(tl.float32), BLOCK, False)
-            kept_above = above(row, vocabulary, temperature, largest, limit, BLOCK, False)
-            equal = (top_k - kept_above.to(tl.int64)).to(tl.int32)
-        if top_p < 1.0:
-            # The mass that top-k keeps: all above its limit, and some of those equal to it.
-            ties = tl.minimum(count_equal(row, vocabulary, temperature, limit, BLOCK), equal).to(tl.float32)
+    # First top-k, then top-p over what it left: the limit is the lowest order with less than `target` above it.
+    for stage in range(2):
+        wanted = ((stage == 0) & (top_k > 0) & (top_k < vocabulary)) | ((stage == 1) & (top_p < 1.0))
+        if wanted & (given >= _GREEDY_BELOW) & (largest > -float("inf")):
+            _, mass, ties = above(row, vocabulary, temperature, largest, limit, BLOCK)
             share = tl.where(ties > 0, tl.exp(value_of(limit) - largest), 0.0)
-            total = above(row, vocabulary, temperature, largest, limit, BLOCK, True) + share * ties
-            needed = top_p * total
-            found = boundary(row, vocabulary, temperature, largest, limit, needed, BLOCK, True)
-            equal = tl.where(found > limit, _MANY, equal)
+            total = mass + share * tl.minimum(ties, equal).to(tl.float32)
+            target = tl.where(stage == 0, top_k.to(tl.float32), top_p * total)
+            low = limit.to(tl.int64) - 1
+            high = order_of(largest).to(tl.int64)
+            while high - low > 1:
+                middle = (low + high) >> 1
+                count, mass, _ = above(row, vocabulary, temperature, largest, middle.to(tl.int32), BLOCK)
+                enough = tl.where(stage == 0, count.to(tl.float32), mass) < target
+                high = tl.where(enough, middle, high)
+                low = tl.where(enough, low, middle)
+            found = high.to(tl.int32)
+            count, mass, _ = above(row, vocabulary, temperature, largest, found, BLOCK)
+            ties_of_p = tl.where(found > limit, _MANY, equal)
+            equal = tl.where(stage == 0, top_k.to(tl.int32) - count, ties_of_p)
+            before = tl.where(stage == 0, before, mass)
+            needed = tl.where(stage == 0, needed, target)
             limit = found
-            before = above(row, vocabulary, temperature, largest, limit, BLOCK, True)
     floor = tl.log(tl.load(min_ps + at)) if HAS_MIN_P else tl.full([], -float("inf"), tl.float32)
     seed = tl.load(seeds + at)
     position = tl.load(positions + at)
@@ -237,7 +224,7 @@ def sample(logits: torch.Tensor, parameters: SamplingParameters) -> torch.Tensor
         vocabulary,
         HAS_MIN_P=parameters.min_p is not None,
         BLOCK=BLOCK,
-        num_warps=8,
+        num_warps=WARPS,
     )
     return out
 
@@ -300,8 +287,8 @@ AOT_CASES: tuple[AotCase, ...] = (
             "vocabulary": "i32",
         },
         constants={"HAS_MIN_P": True, "BLOCK": BLOCK},
-        num_warps=8,
-        max_registers=200,
+        num_warps=WARPS,
+        max_registers=128,
     ),
     AotCase(
         name="sampling/adjust",

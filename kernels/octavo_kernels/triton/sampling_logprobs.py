@@ -16,7 +16,7 @@ from octavo_kernels.errors import require_dtype, require_shape
 from octavo_kernels.formats.sampling import Logprobs
 from octavo_kernels.triton.aot_case import AotCase
 from octavo_kernels.triton.architecture import require_contiguous
-from octavo_kernels.triton.sampling import BLOCK, numbers
+from octavo_kernels.triton.sampling import BLOCK, WARPS, numbers
 
 
 @triton.jit(do_not_specialize=["top"])
@@ -77,7 +77,7 @@ def logprobs(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> Logprobs:
     ids = torch.empty((rows, top), dtype=torch.int64, device=logits.device)
     values = logits.new_empty((rows, top))
     if rows:
-        logprob_rows[(rows,)](logits, tokens, chosen, ids, values, vocabulary, top, BLOCK=BLOCK, num_warps=8)
+        logprob_rows[(rows,)](logits, tokens, chosen, ids, values, vocabulary, top, BLOCK=BLOCK, num_warps=WARPS)
     return Logprobs(chosen=chosen, top_ids=ids, top=values)
 
 
@@ -95,7 +95,7 @@ AOT_CASES: tuple[AotCase, ...] = (
             "top": "i32",
         },
         constants={"BLOCK": BLOCK},
-        num_warps=8,
+        num_warps=WARPS,
         max_registers=128,
         unaligned=frozenset({"top"}),
     ),
