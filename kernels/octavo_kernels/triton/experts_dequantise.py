@@ -13,7 +13,7 @@ import triton.language as tl
 
 from octavo_kernels.triton.aot_case import AotCase
 from octavo_kernels.triton.e4m3 import decode_e4m3
-from octavo_kernels.triton.experts_tiles import Arithmetic, depth_of, has_fp8
+from octavo_kernels.triton.experts_tiles import Arithmetic, depth_of
 from octavo_kernels.triton.experts_weights import StoredMatrix
 from octavo_kernels.triton.int4 import int4_tile
 from octavo_kernels.triton.nvfp4 import nvfp4_tile
@@ -37,7 +37,6 @@ def dequantise_experts(
     PAIRED: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
-    NATIVE: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
 ):
@@ -51,7 +50,7 @@ def dequantise_experts(
     if ARITHMETIC == "int4":
         tile = int4_tile(values, scales, zeros, expert, rows, k0, n, k, BN, BK, GROUP, HAS_ZEROS)
     elif ARITHMETIC == "nvfp4_as_bf16":
-        exact = nvfp4_tile(values, scales, expert, rows, k0, n, k, BN, BK, NATIVE).to(tl.float32)
+        exact = nvfp4_tile(values, scales, expert, rows, k0, n, k, BN, BK).to(tl.float32)
         tile = (exact * tl.load(global_scales + expert)).to(tl.bfloat16)
     else:
         last_block = tl.cdiv(out_rows, 128) - 1
@@ -59,7 +58,7 @@ def dequantise_experts(
         block_rows = expert * (last_block + 1) + tl.minimum(block_rows, last_block)
         codes = tl.load(values + (expert * n + rows)[:, None] * k + inputs[None, :])
         scale = tl.load(scales + block_rows * tl.cdiv(k, 128) + k0 // 128)
-        tile = (decode_e4m3(codes, NATIVE).to(tl.float32) * scale[:, None]).to(tl.bfloat16)
+        tile = (decode_e4m3(codes, False).to(tl.float32) * scale[:, None]).to(tl.bfloat16)
     tl.store(out + (place * n + rows)[:, None] * k + inputs[None, :], tile)
 
 
@@ -87,21 +86,15 @@ def dequantise(
         PAIRED=paired,
         GROUP=weights.group,
         HAS_ZEROS=weights.zeros is not None,
-        NATIVE=weights.native_e4m3,
         BN=ROWS,
         BK=depth,
     )
     return StoredMatrix(Arithmetic.BF16, (count, n, k), out)
 
 
-def _case(arithmetic: Arithmetic, scales: str, group: int, *, native: bool = False, zeros: bool = False) -> AotCase:
-    def why_not(architecture: int) -> str | None:
-        if native and not has_fp8(architecture):
-            return "the hardware converts e4m3 from compute capability 8.9 on"
-        return None
-
+def _case(arithmetic: Arithmetic, scales: str, group: int, *, zeros: bool = False) -> AotCase:
     return AotCase(
-        name=f"experts/dequantise/{arithmetic.value}/g{group}{'z' if zeros else ''}{'/native' if native else ''}",
+        name=f"experts/dequantise/{arithmetic.value}/g{group}{'z' if zeros else ''}",
         kernel=dequantise_experts,
         signature={
             "values": "*u8",
@@ -120,11 +113,9 @@ def _case(arithmetic: Arithmetic, scales: str, group: int, *, native: bool = Fal
             "PAIRED": True,
             "GROUP": group,
             "HAS_ZEROS": zeros,
-            "NATIVE": native,
             "BN": ROWS,
             "BK": 128,
         },
-        why_not=why_not,
         max_registers=200,
         unaligned=frozenset({"first_expert"}),
     )
@@ -132,5 +123,5 @@ def _case(arithmetic: Arithmetic, scales: str, group: int, *, native: bool = Fal
 
 AOT_CASES: tuple[AotCase, ...] = (
     _case(Arithmetic.INT4, "*bf16", 32, zeros=True),
-    _case(Arithmetic.NVFP4_AS_BF16, "*u8", 16, native=True),
+    _case(Arithmetic.NVFP4_AS_BF16, "*u8", 16),
 )

@@ -48,7 +48,6 @@ def grouped_product(
     GROUP: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     HAS_GLOBAL: tl.constexpr,
-    NATIVE: tl.constexpr,
     BAND: tl.constexpr,
     BN: tl.constexpr,
     BM: tl.constexpr,
@@ -71,7 +70,7 @@ def grouped_product(
     rows = (within // tiles_here) * BN + tl.arange(0, BN)
     acc = product(
         x, x_scales, values, scales, zeros, expert, rows, slot // SLOTS_PER_ROW, n, k, out_rows, 0, k,
-        ARITHMETIC, GATED, GROUP, HAS_ZEROS, NATIVE, BN, BM, BK,
+        ARITHMETIC, GATED, GROUP, HAS_ZEROS, BN, BM, BK,
     )  # fmt: skip
     if HAS_GLOBAL:
         acc *= tl.load(global_scales + expert)
@@ -132,7 +131,6 @@ def launch(
         GROUP=weights.group,
         HAS_ZEROS=weights.zeros is not None,
         HAS_GLOBAL=weights.global_scales is not None,
-        NATIVE=weights.native_e4m3,
         BAND=TILES_IN_A_BAND,
         BN=tile.rows,
         BM=tile.tokens,
@@ -204,7 +202,6 @@ def _case(arithmetic: Arithmetic, group: int, tokens: int, *, gated: bool, zeros
             "GROUP": group,
             "HAS_ZEROS": zeros,
             "HAS_GLOBAL": arithmetic in (Arithmetic.NVFP4, Arithmetic.NVFP4_AS_BF16),
-            "NATIVE": False,
             "BAND": TILES_IN_A_BAND,
             "BN": tile.rows,
             "BM": tile.tokens,

@@ -35,7 +35,6 @@ def product(
     PAIRED: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
-    NATIVE: tl.constexpr,
     BN: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
@@ -70,7 +69,7 @@ def product(
             left = int4_tile(values, scales, zeros, expert, rows, k0, n, k, BN, BK, GROUP, HAS_ZEROS)
             out = tl.dot(left, right, out)
         elif ARITHMETIC == "nvfp4_as_bf16":
-            left = nvfp4_tile(values, scales, expert, rows, k0, n, k, BN, BK, NATIVE)
+            left = nvfp4_tile(values, scales, expert, rows, k0, n, k, BN, BK)
             out = tl.dot(left, right, out)
         elif ARITHMETIC == "bf16":
             left = tl.load(values + (expert * n + rows)[:, None] * k + (k0 + depth)[None, :])
@@ -81,7 +80,7 @@ def product(
             if ARITHMETIC == "fp8":
                 scale = scale * tl.load(x_scales + tokens * blocks + k0 // 128)[None, :]
             else:
-                left = decode_e4m3(left, NATIVE)
+                left = decode_e4m3(left, False)
             # The accumulator of one step is added in float32 outside the tensor core: promotion every 128 of K.
             out += tl.dot(left, right) * scale
     return out

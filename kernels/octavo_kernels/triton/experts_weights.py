@@ -44,8 +44,6 @@ class StoredMatrix:
     """[E] float32, of native NVFP4."""
     group: int = 128
     """Inputs that share a scale."""
-    native_e4m3: bool = False
-    """Whether the device converts e4m3 by an instruction."""
 
     @property
     def nbytes(self) -> int:
@@ -100,7 +98,6 @@ def store_matrix(canonical: CanonicalMatrix, architecture: Architecture, *, pair
                 _shape(canonical.values, 1),
                 values.view(torch.float8_e4m3fn) if native else values,
                 scales=canonical.scales.contiguous(),
-                native_e4m3=native,
             )
         case Nvfp4Weight():
             shape = _shape(canonical.packed, 2)
@@ -113,7 +110,6 @@ def store_matrix(canonical: CanonicalMatrix, architecture: Architecture, *, pair
                     global_scales=canonical.global_scale * canonical.input_scale,
                     input_scales=canonical.input_scale.contiguous(),
                     group=16,
-                    native_e4m3=native,
                 )
             return StoredMatrix(
                 Arithmetic.NVFP4_AS_BF16,
@@ -122,7 +118,6 @@ def store_matrix(canonical: CanonicalMatrix, architecture: Architecture, *, pair
                 scales=_columns(canonical.scales.view(torch.uint8), paired),
                 global_scales=canonical.global_scale.contiguous(),
                 group=16,
-                native_e4m3=native,
             )
 
 

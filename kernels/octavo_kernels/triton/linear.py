@@ -48,7 +48,6 @@ def linear_product(
     GROUP: tl.constexpr,
     HAS_ZEROS: tl.constexpr,
     HAS_GLOBAL: tl.constexpr,
-    NATIVE: tl.constexpr,
     PADDED: tl.constexpr,
     BN: tl.constexpr,
     BM: tl.constexpr,
@@ -65,7 +64,7 @@ def linear_product(
     matrix = tl.full([], 0, tl.int64)
     acc = product(
         x, x_scales, values, scales, zeros, matrix, rows, tokens, n, k, out_rows, start, tl.minimum(start + span, k),
-        ARITHMETIC, False, GROUP, HAS_ZEROS, NATIVE, BN, BM, BK,
+        ARITHMETIC, False, GROUP, HAS_ZEROS, BN, BM, BK,
     )  # fmt: skip
     if HAS_GLOBAL:
         acc *= tl.load(global_scales)
@@ -138,7 +137,6 @@ def split_product(
         GROUP=weight.group,
         HAS_ZEROS=weight.zeros is not None,
         HAS_GLOBAL=weight.global_scales is not None,
-        NATIVE=weight.native_e4m3,
         PADDED=weight.values.shape[1] % tile.rows == 0,
         BN=tile.rows,
         BM=tile.tokens,
@@ -181,7 +179,6 @@ def _case(arithmetic: Arithmetic, group: int, tokens: int) -> AotCase:
             "GROUP": group,
             "HAS_ZEROS": False,
             "HAS_GLOBAL": arithmetic is Arithmetic.NVFP4,
-            "NATIVE": False,
             "PADDED": arithmetic is not Arithmetic.BF16,
             "BN": tile.rows,
             "BM": tile.tokens,

@@ -36,7 +36,7 @@ def encode_e2m1(values):
 
 
 @triton.jit
-def nvfp4_tile(values, scales, expert, rows, k0, n, k, BN: tl.constexpr, BK: tl.constexpr, NATIVE: tl.constexpr):
+def nvfp4_tile(values, scales, expert, rows, k0, n, k, BN: tl.constexpr, BK: tl.constexpr):
     """Weights [BN, BK] bfloat16, without their global scale, of `rows` [BN] and inputs k0 to k0 + BK.
 
     values u8 [E, n, k/2], low nibble = even k; scales u8 (e4m3 bits) [E, k/16, n].
@@ -46,6 +46,6 @@ def nvfp4_tile(values, scales, expert, rows, k0, n, k, BN: tl.constexpr, BK: tl.
     codes = tl.interleave(e2m1_to_float(packed), e2m1_to_float(packed >> 4))
     GROUPS: tl.constexpr = BK // 16
     block = expert * (k // 16) + k0 // 16 + tl.arange(0, GROUPS)
-    scale = decode_e4m3(tl.load(scales + rows[:, None] + block[None, :] * n), NATIVE).to(tl.float32)
+    scale = decode_e4m3(tl.load(scales + rows[:, None] + block[None, :] * n), False).to(tl.float32)
     grouped = tl.reshape(codes, [BN, GROUPS, 16]) * scale[:, :, None]
     return tl.reshape(grouped, [BN, BK]).to(tl.bfloat16)

@@ -54,7 +54,7 @@ def test_rms_norm_refuses_what_it_cannot_take() -> None:
 def test_rotary(tokens: int, heads: int, half: int, rest: int, interleaved: bool) -> None:
     x = random(tokens, heads, 2 * half + rest)
     positions = torch.arange(tokens) * 70_001
-    frequencies = rotary_reference.inverse_frequencies(2 * half, 10_000.0, torch.device("cpu"))
+    frequencies = rotary_reference.inverse_frequencies(2 * half, 10_000.0, positions.device)
     cosine, sine = rotary.angles(positions, frequencies, 1.3)
     for got, expected in zip((cosine, sine), rotary_reference.angles(positions, frequencies, 1.3), strict=True):
         assert_close(got, expected, within=FLOAT32)
