@@ -9,7 +9,7 @@ zeros    as the scales
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -69,8 +69,20 @@ class StoredExperts:
 
 def store_experts(canonical: CanonicalExperts, architecture: Architecture) -> StoredExperts:
     """Lay out one layer; raises KernelInputError for sizes that the products cannot take."""
-    return StoredExperts(
-        store_matrix(canonical.gate_up, architecture, paired=True), store_matrix(canonical.down, architecture)
+    gate_up, down = canonical.gate_up, canonical.down
+    # Both products have one arithmetic: without what either needs for native NVFP4, neither takes it.
+    if isinstance(gate_up, Nvfp4Weight) and not _can_be_native(gate_up, down):
+        gate_up = replace(gate_up, input_scale=None)
+    if isinstance(down, Nvfp4Weight) and not _can_be_native(canonical.gate_up, down):
+        down = replace(down, input_scale=None)
+    return StoredExperts(store_matrix(gate_up, architecture, paired=True), store_matrix(down, architecture))
+
+
+def _can_be_native(*weights: CanonicalMatrix) -> bool:
+    """Whether all are NVFP4 with what W4A4 needs of them."""
+    return all(
+        isinstance(weight, Nvfp4Weight) and weight.input_scale is not None and weight.in_features % NVFP4_DEPTH == 0
+        for weight in weights
     )
 
 
@@ -101,7 +113,7 @@ def store_matrix(canonical: CanonicalMatrix, architecture: Architecture, *, pair
             )
         case Nvfp4Weight():
             shape = _shape(canonical.packed, 2)
-            if canonical.input_scale is not None and has_nvfp4(architecture) and shape[2] % NVFP4_DEPTH == 0:
+            if canonical.input_scale is not None and has_nvfp4(architecture) and _can_be_native(canonical):
                 return StoredMatrix(
                     Arithmetic.NVFP4,
                     shape,

@@ -133,3 +133,9 @@ def test_nvfp4_is_native_only_where_it_can_be(
 def test_sizes_that_32_does_not_divide_are_refused(experts: CanonicalExperts) -> None:
     with pytest.raises(KernelInputError, match="needed a multiple of 32"):
         TritonExperts().prepare(experts)
+
+
+def test_nvfp4_experts_of_which_one_product_cannot_be_native_are_weight_only_in_both() -> None:
+    experts = nvfp4_experts(2, 128, 96, calibrated=True)
+    step = routed(3, 2, 2, 128)
+    assert_equal_up_to_rounding(step.by(TritonExperts(BLACKWELL), experts), step.by_reference(experts))
