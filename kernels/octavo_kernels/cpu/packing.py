@@ -7,7 +7,7 @@ code) is settled here, so that the inner loops need not ask.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import torch
@@ -18,6 +18,7 @@ from octavo_kernels.errors import KernelInputError, require_shape
 from octavo_kernels.formats.fp8_block import BLOCK as FP8_BLOCK
 from octavo_kernels.formats.fp8_block import Fp8BlockWeight
 from octavo_kernels.formats.int4 import ZERO, Int4Weight
+from octavo_kernels.formats.linear import QuantisedWeight
 from octavo_kernels.formats.nvfp4 import BLOCK as NVFP4_BLOCK
 from octavo_kernels.formats.nvfp4 import Nvfp4Weight
 
@@ -77,21 +78,49 @@ def lanes() -> int:
     return int(out)
 
 
-def pack(weight: torch.Tensor | Int4Weight | Fp8BlockWeight | Nvfp4Weight, *, gate_up: bool = False) -> PackedWeight:
+def pack(weight: torch.Tensor | QuantisedWeight, *, gate_up: bool = False) -> PackedWeight:
     """Pack a stack [S, N, K]. With `gate_up`, rows n and N / 2 + n share a pair, each half padded on its own.
 
-    Raises KernelInputError for a group size that is no multiple of 8, or weights that are not on the CPU.
+    One weight of the stack at a time, so that packing takes no more memory than the result and one weight. Raises
+    KernelInputError for a group size that is no multiple of 8.
     """
+    stack = _stack_size(weight)
+    first = _pack_one(weight, 0, gate_up)
+    if stack == 1:
+        return first
+    into = [None if part is None else part.new_empty((stack, *part.shape[1:])) for part in first.tensors]
+    for index in range(stack):
+        one = first if index == 0 else _pack_one(weight, index, gate_up)
+        for target, part in zip(into, one.tensors, strict=True):
+            if target is not None and part is not None:
+                target[index] = part[0]
+    words, scales, zeros, global_scale = into
+    assert words is not None
+    return replace(first, words=words, scales=scales, zeros=zeros, global_scale=global_scale)
+
+
+def _stack_size(weight: torch.Tensor | QuantisedWeight) -> int:
+    values = weight.values if isinstance(weight, Fp8BlockWeight) else weight
+    values = values if isinstance(values, torch.Tensor) else values.packed
+    require_shape("weight", values, None, None, None)
+    if not values.shape[0]:
+        raise KernelInputError("weight is an empty stack, needed at least one")
+    return values.shape[0]
+
+
+def _pack_one(weight: torch.Tensor | QuantisedWeight, index: int, gate_up: bool) -> PackedWeight:
+    """Weight `index` as a stack of one."""
+    one = slice(index, index + 1)
     match weight:
         case Int4Weight():
-            return _pack_int4(weight, gate_up)
+            zeros = None if weight.zeros is None else weight.zeros[one]
+            return _pack_int4(Int4Weight(weight.packed[one], weight.scales[one], weight.group_size, zeros), gate_up)
         case Fp8BlockWeight():
-            return _pack_fp8(weight, gate_up)
+            return _pack_fp8(Fp8BlockWeight(weight.values[one], weight.scales[one]), gate_up)
         case Nvfp4Weight():
-            return _pack_nvfp4(weight, gate_up)
+            return _pack_nvfp4(Nvfp4Weight(weight.packed[one], weight.scales[one], weight.global_scale[one]), gate_up)
         case torch.Tensor():
-            require_shape("weight", weight, None, None, None)
-            padded = F.pad(weight, (0, weight.shape[-1] % 2))
+            padded = F.pad(weight[one], (0, weight.shape[-1] % 2))
             words = _words(padded.contiguous().view(torch.uint8), gate_up)
             return PackedWeight(Format.BF16, words, None, None, None, padded.shape[-1], padded.shape[-1])
 

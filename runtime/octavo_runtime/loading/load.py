@@ -16,6 +16,7 @@ from octavo_runtime.contract.parallel import ParallelLayout, require_bundled_wor
 from octavo_runtime.contract.precision import WeightFormat
 from octavo_runtime.contract.refused import Refused
 from octavo_runtime.contract.servable import check_servable
+from octavo_runtime.loading.allocator import freed_at_once
 from octavo_runtime.loading.architecture import read_config
 from octavo_runtime.loading.checkpoint import OpenCheckpoint
 from octavo_runtime.loading.files import LocalFiles
@@ -51,7 +52,7 @@ def load_model(
     chosen = operations or _select(device, weights)
     load = loader_of(facts.architecture)
     report = _Report(progress) if progress is not None else None
-    with OpenCheckpoint(path, report) as checkpoint:
+    with freed_at_once(), OpenCheckpoint(path, report) as checkpoint:
         if report is not None:
             report.total = checkpoint.bytes_total
         reader = WeightReader(checkpoint, facts, weights, device)
