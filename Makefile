@@ -4,6 +4,13 @@ PYTHON ?= python3
 PY := .venv/bin/python
 NODES ?= 1
 export OCTAVO_CACHE ?= $(HOME)/.cache/octavo
+# uv does not read pip's settings, so what a machine says to pip by environment is said to uv as well.
+ifneq ($(PIP_CERT),)
+export SSL_CERT_FILE ?= $(PIP_CERT)
+endif
+ifneq ($(PIP_INDEX_URL),)
+export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+endif
 
 .DEFAULT_GOAL := help
 .PHONY: help install check lint types imports unit interpret slow aot gpu-check test e2e demo cluster-up cluster-down \
@@ -18,10 +25,7 @@ install: .venv/.installed ## Make .venv with everything pinned in constraints.tx
 	@echo "==> installing into .venv (the first time takes one to three minutes: torch is 5 GB unpacked)"
 	@test -x $(PY) || $(PYTHON) -m venv .venv
 	@$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt uv
-	@# uv does not read pip's settings, so what a machine says to pip by environment is said to uv as well.
-	@if [ -n "$$PIP_CERT" ]; then export SSL_CERT_FILE="$${SSL_CERT_FILE:-$$PIP_CERT}"; fi; \
-	if [ -n "$$PIP_INDEX_URL" ]; then export UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$$PIP_INDEX_URL}"; fi; \
-	timeout 1800 .venv/bin/uv pip install -q --python $(PY) -c constraints.txt -e '.[operator,runtime,dev]'
+	@timeout 1800 .venv/bin/uv pip install -q --python $(PY) -c constraints.txt -e '.[operator,runtime,dev]'
 	@touch $@
 
 check: lint types imports unit ## Lint, types, imports and unit tests: minutes, no cluster

@@ -58,7 +58,17 @@ _OPERATOR = Product(
         "crds",
     ),
 )
-_RUNTIME = Product("runtime", (*COMMON, "images/octavo", "kernels/octavo_kernels", "runtime/octavo_runtime"))
+_RUNTIME = Product(
+    "runtime",
+    (
+        *COMMON,
+        "images/octavo",
+        "kernels/octavo_kernels/__init__.py",
+        "kernels/octavo_kernels/cpu",
+        "kernels/octavo_kernels",
+        "runtime/octavo_runtime",
+    ),
+)
 PRODUCTS = {product.name: product for product in (_OPERATOR, _RUNTIME)}
 
 
