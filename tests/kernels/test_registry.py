@@ -108,6 +108,46 @@ def test_devices_without_kernels_are_refused() -> None:
         Device.of(torch.device("meta"))
 
 
+@pytest.mark.parametrize(
+    ("device", "weights", "chosen"),
+    [
+        ("sm_80", "INT4", "triton-int4-w4a16"),
+        ("sm_80", "FP8", "triton-fp8-w8a16"),
+        ("sm_89", "FP8", "triton-fp8-w8a8"),
+        ("sm_90", "NVFP4", "triton-nvfp4-w4a16"),
+        ("sm_100", "NVFP4", "triton-nvfp4-w4a4"),
+        ("sm_120", "NVFP4", "triton-nvfp4-w4a4"),
+        ("sm_110", "FP8", "triton-fp8-w8a16"),
+        ("sm_90", "BF16", "triton-bf16"),
+    ],
+)
+def test_experts_use_the_products_that_a_generation_has(device: str, weights: str, chosen: str) -> None:
+    choice = REGISTRY.select(Operation.EXPERTS, Device.parse(device), Formats(weights))
+    assert choice.implementation == chosen
+
+
+@pytest.mark.parametrize(
+    ("shapes", "operation", "why_not"),
+    [
+        (Shapes(hidden=100), Operation.EXPERTS, "takes sizes that divide by 32; the hidden size is 100"),
+        (Shapes(intermediate=24), Operation.EXPERTS, "takes sizes that divide by 32; the intermediate size is 24"),
+        (Shapes(group_size=16), Operation.EXPERTS, "takes INT4 groups of 32, 64, 128, not 16"),
+        (Shapes(head_dim=320), Operation.PAGED_ATTENTION, "takes head dimensions up to 256, not 320"),
+        (Shapes(head_dim=640), Operation.MLA_ATTENTION, "takes latent dimensions up to 512, not 640"),
+    ],
+)
+def test_sizes_that_a_kernel_does_not_take_are_named(shapes: Shapes, operation: Operation, why_not: str) -> None:
+    choice = REGISTRY.select(operation, HOPPER, Formats("INT4", "FP8"), shapes)
+    assert choice.is_reference
+    assert why_not in [rejected.why_not for rejected in choice.rejected]
+
+
+def test_before_compute_capability_8_there_is_only_the_specification() -> None:
+    choice = REGISTRY.select(Operation.PAGED_ATTENTION, Device.parse("sm_75"), Formats())
+    assert choice.is_reference
+    assert any("needs compute capability 8.0" in rejected.why_not for rejected in choice.rejected)
+
+
 def test_explain_names_every_operation_and_what_was_passed_over() -> None:
     text = table(PLAIN_CPU, Formats("INT4", "FP8"), with_fast_linear())
     assert "CPU without AVX2, INT4 experts, FP8 KV cache" in text

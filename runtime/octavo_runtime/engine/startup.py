@@ -9,8 +9,8 @@ import torch
 
 from octavo_kernels.catalogue import Operations, ReferenceNotAllowed, operations_for
 from octavo_kernels.device import Device
-from octavo_kernels.registry import Formats, NoImplementation
-from octavo_runtime.contract.footprint import bytes_for_tokens, weight_bytes
+from octavo_kernels.registry import Formats, NoImplementation, Shapes
+from octavo_runtime.contract.footprint import INT4_GROUP_SIZE, bytes_for_tokens, weight_bytes
 from octavo_runtime.contract.parallel import ParallelLayout
 from octavo_runtime.contract.precision import KvFormat, PrecisionChoice, PrecisionRequest, choose_precision
 from octavo_runtime.contract.refused import Refused
@@ -94,11 +94,25 @@ def _kernels(device: torch.device, precision: PrecisionChoice, settings: EngineS
     """The kernels for this device; raises Refused with what speaks against each."""
     formats = Formats(precision.weights, precision.kv)
     try:
-        return operations_for(Device.of(device), formats, allow_reference=settings.allow_reference)
+        return operations_for(
+            Device.of(device), formats, shapes=_shapes(settings), allow_reference=settings.allow_reference
+        )
     except ReferenceNotAllowed as error:
         raise Refused("OnlyReferenceKernels", f"{error}; --allow-reference runs it all the same, slowly") from error
     except NoImplementation as error:
         raise Refused("KernelsUnsupported", str(error)) from error
+
+
+def _shapes(settings: EngineSettings) -> Shapes:
+    facts, attention = settings.facts, settings.facts.attention
+    return Shapes(
+        head_dim=attention.head_dim,
+        group=attention.heads // attention.kv_heads if attention.kv_heads else None,
+        page_size=settings.page_size,
+        hidden=facts.hidden_size,
+        intermediate=facts.experts.intermediate_size if facts.experts else None,
+        group_size=INT4_GROUP_SIZE,
+    )
 
 
 def _summary(operations: Operations) -> str:

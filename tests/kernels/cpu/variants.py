@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from octavo_kernels.cpu import activations, build, library, packing
+from octavo_kernels.cpu import activations, library, packing
 from octavo_kernels.device import cpu_flags
 
 RUNNABLE = tuple(variant.name for variant in library.usable(cpu_flags()))
