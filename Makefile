@@ -53,7 +53,7 @@ aot: install ## Compile every Triton kernel for every GPU generation, without a 
 	@$(PY) -m octavo_kernels.aot
 
 gpu-check: install ## The same tests and a benchmark on this machine's CUDA device
-	@$(PY) -m pytest -q tests/gpu
+	@$(PY) -m tests.gpu
 
 test: ## Everything that needs no GPU, the end-to-end path on a real cluster included
 	@$(MAKE) -s .build-in-background

@@ -80,12 +80,21 @@ class Generation:
     native: frozenset[WeightFormat] = frozenset()
     """Quantised formats that the matrix units multiply as they are; every other one is dequantised in the kernel."""
     recognised: bool = True
+    int4_note: str = ""
+    """What INT4 products round besides the weights."""
 
 
 _B, _F8, _I4, _NV = WeightFormat.BF16, WeightFormat.FP8, WeightFormat.INT4, WeightFormat.NVFP4
 _KV_FP8 = (KvFormat.FP8, KvFormat.BF16)
 
-CPU = Generation("CPU", _KV_FP8, "stored as FP8 e4m3, computed in FP32 or BF16", (_I4, _B), (_I4, _B))
+CPU = Generation(
+    "CPU",
+    _KV_FP8,
+    "stored as FP8 e4m3, computed in FP32",
+    (_I4, _B),
+    (_I4, _B),
+    int4_note="; their products round activations to 8 bits per group where the CPU has AVX2",
+)
 AMPERE = Generation("Ampere", _KV_FP8, "stored as FP8, upcast exactly in the kernel", (_I4, _B), (_I4, _B))
 ADA = Generation("Ada", _KV_FP8, "FP8 e4m3", (_F8, _I4, _B), (_F8, _I4, _B), frozenset({_F8}))
 HOPPER = Generation("Hopper", _KV_FP8, "FP8 e4m3", (_I4, _F8, _B), (_F8, _I4, _B), frozenset({_F8}))
@@ -232,7 +241,7 @@ def _choose_weights(
             passed.extend(
                 PassedOver(f"weights {o}", f"{option} ranks before it on {where}") for o in row[row.index(option) + 1 :]
             )
-            return option, _why(option, where, checkpoint, request)
+            return option, _why(option, generation, where, checkpoint, request)
         passed.append(PassedOver(f"weights {option}", why_not))
     raise PrecisionRefused(
         "NoWeightFormat",
@@ -248,15 +257,21 @@ def _why_not(option: WeightFormat, request: PrecisionRequest, supported: frozens
     return None
 
 
-def _why(option: WeightFormat, where: str, checkpoint: CheckpointFormat, request: PrecisionRequest) -> str:
+def _why(
+    option: WeightFormat, generation: Generation, where: str, checkpoint: CheckpointFormat, request: PrecisionRequest
+) -> str:
     if option is WeightFormat.BF16:
         how = "no conversion" if checkpoint is CheckpointFormat.BF16 else "rounded at load (lossy)"
         return f"{where}: {checkpoint} checkpoint served as BF16, {how}"
     goal = "throughput" if request.objective is Objective.THROUGHPUT else "latency"
     return (
         f"{where}: best for {goal}; routed experts of the {checkpoint} checkpoint are converted to {option} at load "
-        f"(lossy), everything else stays BF16"
+        f"(lossy{_rounding(option, generation)}), everything else stays BF16"
     )
+
+
+def _rounding(option: WeightFormat, generation: Generation) -> str:
+    return generation.int4_note if option is WeightFormat.INT4 else ""
 
 
 def _keep_quantised(
@@ -306,7 +321,7 @@ def _asked_for(
         )
     note = ""
     if asked is not WeightFormat.BF16:
-        note = f"; routed experts of the {checkpoint} checkpoint are converted (lossy)"
+        note = f"; routed experts of the {checkpoint} checkpoint are converted (lossy{_rounding(asked, generation)})"
     elif checkpoint is not CheckpointFormat.BF16:
         note = f"; the {checkpoint} checkpoint is rounded at load (lossy)"
     return asked, f"asked for by precision.weights {asked}{note}"
