@@ -80,11 +80,14 @@ def splits_for(rows: int, heads: int, longest_context: int) -> int:
     return 1 << (useful.bit_length() - 1)
 
 
-def scratch(query: torch.Tensor, splits: int, dim: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Where the splits of a context leave their part: values [T, heads, splits, dim] and sums [T, heads, splits, 2]."""
+def scratch(query: torch.Tensor, rows: int, splits: int, dim: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Where the splits of a context leave their part: values [R, heads, splits, dim] and sums [R, heads, splits, 2].
+
+    By row, for only rows of one token are split: by token, a long chunk would ask for gigabytes that nobody touches.
+    """
     if splits == 1:
         return None, None
-    shape = (*query.shape[:2], splits)
+    shape = (rows, query.shape[1], splits)
     values = torch.empty((*shape, dim), dtype=torch.float32, device=query.device)
     return values, torch.empty((*shape, 2), dtype=torch.float32, device=query.device)
 

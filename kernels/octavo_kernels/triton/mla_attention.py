@@ -96,7 +96,7 @@ def mla_attention(
     blocks = triton.cdiv(heads, tile.queries)
     splits = splits_for(rows, blocks, table_width * page_size)
     longest_row = tokens if tokens == rows else 1
-    part_values, part_sums = scratch(query, splits, latent_dim)
+    part_values, part_sums = scratch(query, rows, splits, latent_dim)
     mla_decode[(rows, blocks, splits)](
         query,
         as_bytes(pages),

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from octavo_kernels.triton.attend_latent import attend_latent, load_queries
 from octavo_kernels.triton.attend_pages import mark_foreign
-from octavo_kernels.triton.paged_decode import keys_per_split, keys_seen
+from octavo_kernels.triton.paged_decode import keys_per_split, keys_seen, place_of_parts
 from octavo_kernels.triton.paged_prefill import row_of_tile
 
 
@@ -102,7 +102,8 @@ def mla_decode(
                 values = tl.where(last > first, values / total[:, None], 0.0)
                 tl.store(out + place[:, None] * LATENT + latent[None, :], values, mask=real)
             else:
-                places = place * SPLITS + split
+                kept = place_of_parts(row, token, longest_row)
+                places = (head.to(tl.int64) + kept * HEADS) * SPLITS + split
                 tl.store(part_values + places[:, None] * LATENT + latent[None, :], values, mask=real)
                 tl.store(part_sums + places * 2, largest, mask=asks)
                 tl.store(part_sums + places * 2 + 1, total, mask=asks)

@@ -101,7 +101,7 @@ def paged_attention(
     splits = splits_for(rows, blocks, table_width * page_size)
     # A batch with as many tokens as rows may still hold an empty row and one of two tokens.
     longest_row = tokens if tokens == rows else 1
-    part_values, part_sums = scratch(query, splits, dim)
+    part_values, part_sums = scratch(query, rows, splits, dim)
     paged_decode[(rows, blocks, splits)](
         query,
         *pages,

@@ -30,6 +30,12 @@ def keys_per_split(keys, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
     return tl.cdiv(tl.cdiv(keys, BLOCK_N), SPLITS) * BLOCK_N
 
 
+@triton.jit
+def place_of_parts(row, token, longest_row):
+    """Which of R places of the scratch keeps a token's parts: with rows of several tokens there are only R tokens."""
+    return tl.where(longest_row > 1, token, row)
+
+
 @triton.jit(do_not_specialize=("table_width", "num_pages", "longest_row"))
 def paged_decode(
     query,
@@ -66,8 +72,8 @@ def paged_decode(
 ):
     """Grid (R, kv_heads * ceil(GROUP / BLOCK_M), SPLITS). Rows of more than `longest_row` tokens are left alone.
 
-    With one split the result goes to `out` [T, heads, DIM]; else part_values [T, heads, SPLITS, DIM] and part_sums
-    [T, heads, SPLITS, 2] (largest score, sum of shares) float32 are for `merge_splits`.
+    With one split the result goes to `out` [T, heads, DIM]; else part_values [R, heads, SPLITS, DIM] and part_sums
+    [R, heads, SPLITS, 2] (largest score, sum of shares) float32 are for `merge_splits`.
     """
     row = tl.program_id(0)
     blocks: tl.constexpr = (GROUP + BLOCK_M - 1) // BLOCK_M
@@ -127,7 +133,8 @@ def paged_decode(
                 values = tl.where(last > first, values / total[:, None], 0.0)
                 tl.store(out + place[:, None] * DIM + dims[None, :], values, mask=real)
             else:
-                places = place * SPLITS + split
+                kept = place_of_parts(row, token, longest_row)
+                places = (head.to(tl.int64) + kept * KV_HEADS * GROUP) * SPLITS + split
                 tl.store(part_values + places[:, None] * DIM + dims[None, :], values, mask=real)
                 tl.store(part_sums + places * 2, largest, mask=member < GROUP)
                 tl.store(part_sums + places * 2 + 1, total, mask=member < GROUP)
@@ -168,20 +175,21 @@ def merge_splits(
     for token in range(start, end):
         keys = keys_seen(tl.load(positions + token), context, table_width, PAGE)
         parts = tl.cdiv(keys, tl.maximum(keys_per_split(keys, SPLITS, BLOCK_N), 1))
-        place = head.to(tl.int64) + token * HEADS
+        kept = head.to(tl.int64) + place_of_parts(row, token, longest_row) * HEADS
         split = tl.arange(0, SPLITS)
-        largest = tl.load(part_sums + (place * SPLITS + split) * 2, mask=split < parts, other=float("-inf"))
+        largest = tl.load(part_sums + (kept * SPLITS + split) * 2, mask=split < parts, other=float("-inf"))
         base = tl.max(largest, 0)
         base = tl.where(base == float("-inf"), 0.0, base)
-        sums = tl.load(part_sums + (place * SPLITS + split) * 2 + 1, mask=split < parts, other=0.0)
+        sums = tl.load(part_sums + (kept * SPLITS + split) * 2 + 1, mask=split < parts, other=0.0)
         total = tl.sum(tl.exp2(largest - base) * sums, 0)
         values = tl.zeros([BLOCK_D], tl.float32)
         for first in range(0, parts, AT_ONCE):
             some = first + tl.arange(0, AT_ONCE)
-            places = place * SPLITS + some
+            places = kept * SPLITS + some
             weight = tl.exp2(tl.load(part_sums + places * 2, mask=some < parts, other=float("-inf")) - base)
             read = (some < parts)[:, None] & (dims < DIM)[None, :]
             part = tl.load(part_values + places[:, None] * DIM + dims[None, :], mask=read, other=0.0)
             values += tl.sum(weight[:, None] * part, 0)
         values = tl.where(trusted & (keys > 0), values / total, 0.0)
+        place = head.to(tl.int64) + token * HEADS
         tl.store(out + place * DIM + dims, values, mask=dims < DIM)

@@ -142,10 +142,26 @@ def test_a_chunk_behind_thousands_equals_the_reference() -> None:
     assert_close(step.attend(), step.expected(), within=ROUNDING)
 
 
+@pytest.mark.usefixtures("short_splits")
+def test_scratch_of_a_split_decode_does_not_grow_with_the_chunks_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[torch.Tensor | None] = []
+
+    def remembered(*args: object) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        parts = attention_tiles.scratch(*args)  # type: ignore[arg-type]
+        taken.extend(parts)
+        return parts
+
+    monkeypatch.setattr("octavo_kernels.triton.paged_attention.scratch", remembered)
+    step = step_of([40, 70, 50], [40, 1, 1], kv_heads=1)
+    assert_close(step.attend(), step.expected(), within=ROUNDING)
+    assert [None if part is None else part.shape[0] for part in taken] == [3, 3]
+
+
 @pytest.mark.parametrize(
     ("contexts", "new"),
     [([20, 30], [0, 2]), ([20, 30, 9], [3, 0, 0]), ([20, 30], [0, 9]), ([20, 30, 40, 9], [0, 5, 0, 1])],
 )
+@pytest.mark.usefixtures("short_splits")
 def test_rows_without_tokens_change_nothing_for_the_others(contexts: list[int], new: list[int]) -> None:
     step = step_of(contexts, new)
     assert_close(step.attend(), step.expected(), within=ROUNDING)
