@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 import torch
 
 from octavo_kernels.errors import KernelInputError
@@ -17,6 +21,25 @@ def architecture_of(tensor: torch.Tensor) -> Architecture:
         return INTERPRETED
     major, minor = torch.cuda.get_device_capability(tensor.device)
     return major * 10 + minor
+
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def on_device_of_tensors(launcher: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """A launcher that launches on the device of its first tensor, which need not be the current one.
+
+    Triton launches on the current device, where pointers into another one's memory fault. On a CPU this does nothing.
+    """
+
+    @functools.wraps(launcher)
+    def launch(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        first = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+        with torch.cuda.device_of(first):
+            return launcher(*args, **kwargs)
+
+    return launch
 
 
 def require_contiguous(**tensors: torch.Tensor) -> None:

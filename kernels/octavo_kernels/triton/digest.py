@@ -14,7 +14,7 @@ import triton.language as tl
 from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
 from octavo_kernels.reference.digest import MULTIPLIER
 from octavo_kernels.triton.aot_case import AotCase
-from octavo_kernels.triton.architecture import require_contiguous
+from octavo_kernels.triton.architecture import on_device_of_tensors, require_contiguous
 
 _MULTIPLIER = tl.constexpr(MULTIPLIER - (1 << 32))
 BYTES_AT_ONCE = 1024
@@ -71,6 +71,7 @@ def digest_slot(
         tl.atomic_add(digests + target, total, sem="relaxed")
 
 
+@on_device_of_tensors
 def digest_rows(
     *,
     k_pages: torch.Tensor,
@@ -86,6 +87,7 @@ def digest_rows(
     _launch(k_pages, v_pages, pages, slots, digests, name="slots", whole_pages=False)
 
 
+@on_device_of_tensors
 def digest_pages(
     *, k_pages: torch.Tensor, v_pages: torch.Tensor | None, pages: torch.Tensor, fill: torch.Tensor
 ) -> torch.Tensor:

@@ -15,7 +15,7 @@ from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
 from octavo_kernels.formats.experts import CanonicalExperts
 from octavo_kernels.operations import ExpertKernel
 from octavo_kernels.triton.aot_case import Architecture
-from octavo_kernels.triton.architecture import architecture_of, require_contiguous
+from octavo_kernels.triton.architecture import architecture_of, on_device_of_tensors, require_contiguous
 from octavo_kernels.triton.experts_activations import to_fp8, to_nvfp4
 from octavo_kernels.triton.experts_combine import combine
 from octavo_kernels.triton.experts_dequantise import dequantise
@@ -58,6 +58,7 @@ class TritonExperts(ExpertKernel[StoredExperts]):
         values = canonical.gate_up if isinstance(canonical.gate_up, torch.Tensor) else canonical.gate_up.scales
         return store_experts(canonical, self._architecture or architecture_of(values))
 
+    @on_device_of_tensors
     def apply(self, x: torch.Tensor, prepared: StoredExperts, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """See `ExpertKernel.apply`; x may be bfloat16, then so is the result. Ids out of range add nothing."""
         _check(x, prepared, ids, weights)

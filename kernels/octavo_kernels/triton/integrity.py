@@ -14,7 +14,7 @@ import triton.language as tl
 from octavo_kernels.errors import require_dtype, require_shape
 from octavo_kernels.formats.verdict import UNCONCLUDED, Finding
 from octavo_kernels.triton.aot_case import AotCase
-from octavo_kernels.triton.architecture import require_contiguous
+from octavo_kernels.triton.architecture import on_device_of_tensors, require_contiguous
 from octavo_kernels.triton.attend_pages import page_or_null
 from octavo_kernels.triton.binding import mix
 
@@ -114,6 +114,7 @@ def conclude_row(
     tl.store(verdict + row, tl.where(word == _UNCONCLUDED, step, word))
 
 
+@on_device_of_tensors
 def check_rows(
     *,
     block_table: torch.Tensor,
@@ -155,6 +156,7 @@ def check_rows(
     )
 
 
+@on_device_of_tensors
 def conclude(
     *,
     block_table: torch.Tensor,

@@ -19,7 +19,7 @@ from octavo_kernels.formats.verdict import UNCONCLUDED, Finding
 from octavo_kernels.reference.mla_attention import check_rows_and_scale
 from octavo_kernels.reference.paged_attention import check_pages
 from octavo_kernels.triton.aot_case import AotCase
-from octavo_kernels.triton.architecture import require_contiguous
+from octavo_kernels.triton.architecture import on_device_of_tensors, require_contiguous
 from octavo_kernels.triton.attend_pages import PER_HEAD, PER_TOKEN, page_or_null
 from octavo_kernels.triton.attention_inputs import as_bytes, scale_layout
 from octavo_kernels.triton.attention_tiles import power_of_two
@@ -151,6 +151,7 @@ def raise_fill(accepted, positions, page_fill, tokens, PAGE: tl.constexpr, BLOCK
     tl.atomic_max(page_fill + tl.maximum(page, 0), filled, mask=page > 0, sem="relaxed")
 
 
+@on_device_of_tensors
 def kv_write(
     key: torch.Tensor,
     value: torch.Tensor,
@@ -180,6 +181,7 @@ def kv_write(
     _write(key, value, k_pages, v_pages, k_scale, v_scale, *places, last_layer=last_layer)
 
 
+@on_device_of_tensors
 def mla_write(
     row: torch.Tensor,
     *,

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from octavo_kernels.errors import require_dtype, require_shape
 from octavo_kernels.triton.aot_case import AotCase
-from octavo_kernels.triton.architecture import require_contiguous
+from octavo_kernels.triton.architecture import on_device_of_tensors, require_contiguous
 from octavo_kernels.triton.experts_grouped import POINTERS, block_scaled, matrix_instruction
 from octavo_kernels.triton.experts_product import product
 from octavo_kernels.triton.experts_tiles import Arithmetic, Tile, has_fp8, has_nvfp4, tile_for
@@ -87,6 +87,7 @@ def splits_for(programs: int, in_features: int, depth: int) -> int:
     return max(1, min(-(-PROGRAMS_WANTED // programs), in_features // (4 * depth)))
 
 
+@on_device_of_tensors
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """`x @ weight.T`: x [T, K] float32 or bfloat16, weight [N, K] bfloat16 or float32, result [T, N] in x's dtype.
 

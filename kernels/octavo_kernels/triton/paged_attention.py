@@ -19,7 +19,7 @@ from octavo_kernels.errors import KernelInputError, require_shape
 from octavo_kernels.formats import fp8
 from octavo_kernels.reference.paged_attention import check_pages
 from octavo_kernels.triton.aot_case import AotCase, Architecture
-from octavo_kernels.triton.architecture import architecture_of, require_contiguous
+from octavo_kernels.triton.architecture import architecture_of, on_device_of_tensors, require_contiguous
 from octavo_kernels.triton.attend_pages import PER_HEAD
 from octavo_kernels.triton.attention_inputs import as_bytes, check_step, scale_layout
 from octavo_kernels.triton.attention_tiles import (
@@ -37,6 +37,7 @@ from octavo_kernels.triton.paged_prefill import most_tiles, paged_prefill
 LARGEST_HEAD_DIM = 256
 
 
+@on_device_of_tensors
 def paged_attention(
     query: torch.Tensor,
     *,

@@ -18,7 +18,7 @@ from octavo_kernels.formats.linear import QuantisedWeight
 from octavo_kernels.formats.nvfp4 import Nvfp4Weight
 from octavo_kernels.operations import LinearKernel
 from octavo_kernels.triton.aot_case import Architecture
-from octavo_kernels.triton.architecture import architecture_of, require_contiguous
+from octavo_kernels.triton.architecture import architecture_of, on_device_of_tensors, require_contiguous
 from octavo_kernels.triton.experts_activations import to_fp8, to_nvfp4
 from octavo_kernels.triton.experts_dequantise import dequantise
 from octavo_kernels.triton.experts_tiles import UNPACKED, Arithmetic, tile_for
@@ -41,6 +41,7 @@ class TritonQuantisedLinear(LinearKernel[StoredMatrix]):
         """Pad the rows and transpose the scales; raises KernelInputError for sizes that do not divide."""
         return store_matrix(_stacked(canonical), self._architecture or architecture_of(canonical.scales))
 
+    @on_device_of_tensors
     def apply(self, x: torch.Tensor, prepared: StoredMatrix) -> torch.Tensor:
         """`x @ weight.T`: x [T, K] float32 or bfloat16, contiguous; result [T, N] in x's dtype."""
         _, n, k = prepared.shape

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
 from octavo_kernels.triton.aot_case import AotCase
-from octavo_kernels.triton.architecture import require_contiguous
+from octavo_kernels.triton.architecture import on_device_of_tensors, require_contiguous
 
 WIDEST = 1 << 15
 """Elements of a row that fit the registers of one program."""
@@ -28,6 +28,7 @@ def normalise_row(x, weight, out, width, epsilon, BLOCK: tl.constexpr):
     tl.store(out + row * width + column, result.to(out.dtype.element_ty), mask=inside)
 
 
+@on_device_of_tensors
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """`x / sqrt(mean(x**2) + epsilon) * weight` along the last dimension, computed in float32.
 

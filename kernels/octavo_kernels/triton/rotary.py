@@ -14,7 +14,7 @@ import triton.language as tl
 
 from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
 from octavo_kernels.triton.aot_case import AotCase
-from octavo_kernels.triton.architecture import require_contiguous
+from octavo_kernels.triton.architecture import on_device_of_tensors, require_contiguous
 
 HEADS_AT_ONCE = 8
 
@@ -61,6 +61,7 @@ def angles(
     return phase.cos() * amplitude, phase.sin() * amplitude
 
 
+@on_device_of_tensors
 def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, *, interleaved: bool = False) -> torch.Tensor:
     """Rotate the first R elements of each head by `angles` and pass the rest on; a new tensor of the same shape.
 

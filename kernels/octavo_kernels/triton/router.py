@@ -14,7 +14,7 @@ import triton.language as tl
 
 from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
 from octavo_kernels.triton.aot_case import AotCase
-from octavo_kernels.triton.architecture import require_contiguous
+from octavo_kernels.triton.architecture import on_device_of_tensors, require_contiguous
 
 MOST_EXPERTS = 2048
 
@@ -97,6 +97,7 @@ def sigmoid_router(logits, bias, ids, weights, groups, size, scaling, TOP_GROUPS
     tl.store(weights + token * TOP_K + place, weight * scaling, mask=place < TOP_K)
 
 
+@on_device_of_tensors
 def softmax_top_k(logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Pick each token's experts: logits [T, E] float32 to (ids [T, k] int64, weights [T, k] float32)."""
     tokens, experts = _check(logits, top_k)
@@ -109,6 +110,7 @@ def softmax_top_k(logits: torch.Tensor, top_k: int, *, renormalise: bool) -> tup
     return ids, weights
 
 
+@on_device_of_tensors
 def sigmoid_top_k(
     logits: torch.Tensor,
     bias: torch.Tensor,

@@ -21,7 +21,7 @@ import triton.language as tl
 from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
 from octavo_kernels.formats.sampling import GREEDY_BELOW, LogitAdjustments, SamplingParameters
 from octavo_kernels.triton.aot_case import AotCase
-from octavo_kernels.triton.architecture import require_contiguous
+from octavo_kernels.triton.architecture import on_device_of_tensors, require_contiguous
 from octavo_kernels.triton.binding import mix
 
 BLOCK = 4096
@@ -195,6 +195,7 @@ ENTRIES = 256
 """Adjustments of one program."""
 
 
+@on_device_of_tensors
 def sample(logits: torch.Tensor, parameters: SamplingParameters) -> torch.Tensor:
     """Draw one token per row: logits [S, V] float32, result [S] int64; see `reference/sampling.py`.
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from octavo_kernels.errors import require_dtype, require_shape
 from octavo_kernels.formats.sampling import Logprobs
 from octavo_kernels.triton.aot_case import AotCase
-from octavo_kernels.triton.architecture import require_contiguous
+from octavo_kernels.triton.architecture import on_device_of_tensors, require_contiguous
 from octavo_kernels.triton.sampling import BLOCK, WARPS, numbers
 
 
@@ -60,6 +60,7 @@ def logprob_rows(logits, tokens, chosen, top_ids, top_values, vocabulary, top, B
         last_id = best_id
 
 
+@on_device_of_tensors
 def logprobs(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> Logprobs:
     """Log-probabilities of drawn tokens and of the `top` most likely ones: logits [S, V] float32, tokens [S] int64.
 
