@@ -20,7 +20,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from octavo_kernels.formats.experts import Bf16Experts
+from octavo_kernels.cpu.experts import PackedExperts
 from octavo_runtime.contract.precision import KvFormat, WeightFormat
 from octavo_runtime.models.qwen3_moe import Qwen3Moe
 from tests.runtime.models.stepping import Stepper
@@ -184,11 +184,12 @@ def with_one_expert_swapped(model: Qwen3Moe) -> Qwen3Moe:
     """Gate and up of one expert of one layer exchanged."""
     layer = model.layers[1]
     experts = layer.experts.experts
-    assert isinstance(experts, Bf16Experts)
-    gate_up = experts.gate_up.clone()
-    gate_up[3] = gate_up[3].roll(gate_up.shape[1] // 2, dims=0)
-    swapped = replace(layer.experts, experts=Bf16Experts(gate_up, experts.down))
-    return replace(model, layers=(model.layers[0], replace(layer, experts=swapped), *model.layers[2:]))
+    assert isinstance(experts, PackedExperts)
+    words = experts.gate_up.words.clone()
+    words[0] = words[0].flip(2)  # [pairs, K / word, gate or up, lanes, 4]
+    swapped = replace(experts, gate_up=replace(experts.gate_up, words=words))
+    faulty = replace(layer, experts=replace(layer.experts, experts=swapped))
+    return replace(model, layers=(*model.layers[:1], faulty, *model.layers[2:]))
 
 
 def with_rotation_off_by_one(model: Qwen3Moe) -> Qwen3Moe:
