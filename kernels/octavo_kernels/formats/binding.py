@@ -16,9 +16,9 @@ import torch
 
 _MASK_32 = (1 << 32) - 1
 _MASK_64 = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_MULTIPLY_1 = 0xBF58476D1CE4E5B9
-_MULTIPLY_2 = 0x94D049BB133111EB
+GOLDEN = 0x9E3779B97F4A7C15
+MULTIPLY_1 = 0xBF58476D1CE4E5B9
+MULTIPLY_2 = 0x94D049BB133111EB
 
 
 def _signed(word: int) -> int:
@@ -28,8 +28,8 @@ def _signed(word: int) -> int:
 
 
 def _finalise(word: int) -> int:
-    word = ((word ^ (word >> 30)) * _MULTIPLY_1) & _MASK_64
-    word = ((word ^ (word >> 27)) * _MULTIPLY_2) & _MASK_64
+    word = ((word ^ (word >> 30)) * MULTIPLY_1) & _MASK_64
+    word = ((word ^ (word >> 27)) * MULTIPLY_2) & _MASK_64
     return word ^ (word >> 31)
 
 
@@ -37,7 +37,7 @@ def mix(nonce: int, logical: int, page: int, tag: int) -> int:
     """One page's term of a binding, as a signed 64-bit integer; of each argument the low 32 bits count."""
     request = ((nonce & _MASK_32) << 32) | (logical & _MASK_32)
     place = ((page & _MASK_32) << 32) | (tag & _MASK_32)
-    return _signed(_finalise(_finalise((request + _GOLDEN) & _MASK_64) ^ place))
+    return _signed(_finalise(_finalise((request + GOLDEN) & _MASK_64) ^ place))
 
 
 def add(binding: int, term: int) -> int:
@@ -56,8 +56,8 @@ def _shift_right(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def _finalise_tensor(words: torch.Tensor) -> torch.Tensor:
-    words = (words ^ _shift_right(words, 30)) * _signed(_MULTIPLY_1)
-    words = (words ^ _shift_right(words, 27)) * _signed(_MULTIPLY_2)
+    words = (words ^ _shift_right(words, 30)) * _signed(MULTIPLY_1)
+    words = (words ^ _shift_right(words, 27)) * _signed(MULTIPLY_2)
     return words ^ _shift_right(words, 31)
 
 
@@ -65,4 +65,4 @@ def mix_tensor(nonce: torch.Tensor, logical: torch.Tensor, page: torch.Tensor, t
     """`mix` of integer tensors of one shape or broadcastable, as int64; equal bit for bit to the integer version."""
     request = ((nonce.long() & _MASK_32) << 32) | (logical.long() & _MASK_32)
     place = ((page.long() & _MASK_32) << 32) | (tag.long() & _MASK_32)
-    return _finalise_tensor(_finalise_tensor(request + _signed(_GOLDEN)) ^ place)
+    return _finalise_tensor(_finalise_tensor(request + _signed(GOLDEN)) ^ place)

@@ -6,10 +6,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo_kernels.formats.binding import GOLDEN, MULTIPLY_1, MULTIPLY_2
+
 _MASK_32 = tl.constexpr((1 << 32) - 1)
-_GOLDEN = tl.constexpr(0x9E3779B97F4A7C15 - (1 << 64))
-_MULTIPLY_1 = tl.constexpr(0xBF58476D1CE4E5B9 - (1 << 64))
-_MULTIPLY_2 = tl.constexpr(0x94D049BB133111EB - (1 << 64))
+# As int64: each has its highest bit set.
+_GOLDEN = tl.constexpr(GOLDEN - (1 << 64))
+_MULTIPLY_1 = tl.constexpr(MULTIPLY_1 - (1 << 64))
+_MULTIPLY_2 = tl.constexpr(MULTIPLY_2 - (1 << 64))
 
 
 @triton.jit
