@@ -36,7 +36,7 @@ def on_device_of_tensors(launcher: Callable[_Arguments, _Result]) -> Callable[_A
     @functools.wraps(launcher)
     def launch(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         first = next(value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
-        with torch.cuda.device_of(first):
+        with torch.cuda.device_of(first):  # type: ignore[no-untyped-call]  # torch has no types there
             return launcher(*args, **kwargs)
 
     return launch

@@ -44,7 +44,8 @@ def logprob_rows(logits, tokens, chosen, top_ids, top_values, vocabulary, top, B
     last_id = tl.full([], -1, tl.int32)
     for rank in range(top):
         best = tl.full([], -float("inf"), tl.float32)
-        best_id = vocabulary
+        # A vocabulary of 1 is a constant to the compiler, which no loop may change.
+        best_id = tl.full([], 0, tl.int32) + vocabulary
         for start in range(0, vocabulary, BLOCK):
             inside = start + place < vocabulary
             value = numbers(tl.load(row + start + place, mask=inside, other=-float("inf")))
