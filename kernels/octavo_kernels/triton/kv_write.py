@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo_kernels.errors import require_dtype, require_shape
+from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
 from octavo_kernels.formats import fp8
 from octavo_kernels.formats.verdict import UNCONCLUDED, Finding
 from octavo_kernels.reference.mla_attention import check_rows_and_scale
@@ -82,7 +82,7 @@ def store_heads(
     tl.store(pages + (slot * HEADS + heads)[:, None] * DIM + dims[None, :], stored, mask=real)
 
 
-@triton.jit(do_not_specialize=("table_width", "num_pages"))
+@triton.jit(do_not_specialize=("rows", "table_width", "num_pages"))
 def store_rows(
     key,
     value,
@@ -99,6 +99,7 @@ def store_rows(
     page_fill,
     verdict,
     accepted,
+    rows,
     table_width,
     num_pages,
     HEADS: tl.constexpr,
@@ -115,6 +116,9 @@ def store_rows(
     """Grid (T, ceil(HEADS / BLOCK_H)). accepted [T] int32 gets each token's page, or -1 where the store is refused."""
     token = tl.program_id(0)
     row = tl.load(token_rows + token)
+    # A token of no row is stored nowhere; the row that misses it is found unfilled.
+    real_row = (row >= 0) & (row < rows)
+    row = tl.where(real_row, row, 0)
     position = tl.load(positions + token)
     logical = position // PAGE
     slot = position % PAGE
@@ -127,12 +131,12 @@ def store_rows(
     refused = tl.where(inside & ((page <= 0) | (page >= num_pages)), _RANGE, 0)
     refused |= tl.where(tl.load(page_tags + known) != tag, _TAG, 0)
     refused |= tl.where(tl.load(page_writers + known) != tl.load(nonces + row), _WRITER, 0)
-    refused |= tl.where(inside & (slot >= tl.load(page_fill + known)), 0, _SLOT)
+    refused |= tl.where(real_row & inside & (slot >= tl.load(page_fill + known)), 0, _SLOT)
     if LAST_LAYER:
         if tl.program_id(1) == 0:
             tl.store(accepted + token, tl.where(refused == 0, known, -1))
     if refused != 0:
-        tl.atomic_or(verdict + row, refused | _UNCONCLUDED, sem="relaxed")
+        tl.atomic_or(verdict + row, refused | _UNCONCLUDED, mask=real_row, sem="relaxed")
     else:
         heads = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
         place = known.to(tl.int64) * PAGE + slot
@@ -246,8 +250,10 @@ def _write(
         if name.startswith("page_"):
             require_shape(name, word, num_pages)
     require_contiguous(token_rows=token_rows, positions=positions, **words)
-    if tokens == 0:
+    if tokens == 0 or rows == 0:
         return
+    if not block_table.shape[1]:
+        raise KernelInputError("block_table has rows of no pages, needed at least one")
     accepted = torch.empty(tokens, dtype=torch.int32, device=key.device) if last_layer else None
     at_once = min(HEADS_AT_ONCE, power_of_two(heads))
     store_rows[(tokens, triton.cdiv(heads, at_once))](
@@ -266,6 +272,7 @@ def _write(
         page_fill,
         verdict,
         accepted,
+        rows,
         block_table.shape[1],
         num_pages,
         HEADS=heads,
@@ -286,7 +293,9 @@ def _write(
 
 def _case(name: str, *, heads: int, dim: int, stored: str, scales: int, value: bool, last_layer: bool) -> AotCase:
     signature = {"key": "*bf16", "k_pages": stored, "k_scale": "*fp32", "block_table": "*i32"}
-    signature |= dict.fromkeys(("token_rows", "positions"), "*i64") | dict.fromkeys(("table_width", "num_pages"), "i32")
+    signature |= dict.fromkeys(("token_rows", "positions"), "*i64") | dict.fromkeys(
+        ("rows", "table_width", "num_pages"), "i32"
+    )
     signature |= dict.fromkeys(("nonces", "page_tags", "page_writers", "page_fill", "verdict"), "*i32")
     constants: dict[str, object] = {
         "HEADS": heads,

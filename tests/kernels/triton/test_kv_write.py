@@ -249,6 +249,28 @@ def test_bfloat16_rows_are_stored_as_their_float32_values_are() -> None:
     assert torch.equal(step.k_pages.view(torch.uint8), same.k_pages.view(torch.uint8))
 
 
+@pytest.mark.parametrize("row", [-1, 2, 2**40])
+def test_a_token_of_no_row_is_stored_nowhere(row: int) -> None:
+    step = scenario([20, 9], [2, 1])
+    step.token_rows[1] = row
+    state = state_of(step, "tensor")
+    expected = copy.deepcopy(state)
+    key = rows_for(step)
+    kernels.kv_write(key, key, **state, last_layer=True)
+    others = [0, 2]
+    expected["token_rows"], expected["positions"] = step.token_rows[others], step.positions[others]
+    reference.kv_write(key[others], key[others], **expected, last_layer=True)
+    for name in ("k_pages", "v_pages", "page_fill", "verdict"):
+        assert torch.equal(state[name], expected[name]), name
+
+
+def test_a_table_without_pages_is_refused() -> None:
+    step = scenario([20], [1])
+    state = state_of(step, "tensor") | {"block_table": torch.zeros((1, 0, 2), dtype=torch.int32)}
+    with pytest.raises(KernelInputError, match="rows of no pages"):
+        kernels.kv_write(rows_for(step), rows_for(step), **state, last_layer=True)
+
+
 def test_no_tokens_need_no_launch() -> None:
     step = scenario([10], [1])
     state = state_of(step, "tensor") | {name: torch.zeros(0).long() for name in ("token_rows", "positions")}
