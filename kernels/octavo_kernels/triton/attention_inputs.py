@@ -27,7 +27,9 @@ def check_step(
     require_dtype("positions", positions, torch.int64)
     require_shape("block_table", block_table, None, None, 2)
     require_dtype("block_table", block_table, torch.int32)
-    rows = block_table.shape[0]
+    rows, table_width, _ = block_table.shape
+    if rows and not table_width:
+        raise KernelInputError("block_table has rows of no pages, needed at least one")
     require_shape("query_start", query_start, rows + 1)
     require_dtype("query_start", query_start, torch.int32)
     require_shape("context_lens", context_lens, rows)

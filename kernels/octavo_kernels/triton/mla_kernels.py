@@ -65,8 +65,8 @@ def mla_decode(
         # One split also answers for a row without keys, which reads as zero.
         if (first < keys) | (SPLITS == 1):
             last = tl.minimum(first + part, keys)
+            too_long = context > table_width * PAGE
             if CHECK:
-                too_long = context > table_width * PAGE
                 found = mark_foreign(
                     table_row, first // PAGE, tl.cdiv(last, PAGE), page_tags, num_pages, too_long, verdict + row
                 )
@@ -100,6 +100,8 @@ def mla_decode(
             )
             if SPLITS == 1:
                 values = tl.where(last > first, values / total[:, None], 0.0)
+                if not CHECK:
+                    values = tl.where(too_long, float("nan"), values)
                 tl.store(out + place[:, None] * LATENT + latent[None, :], values, mask=real)
             else:
                 kept = place_of_parts(row, token, longest_row)
@@ -153,12 +155,12 @@ def mla_prefill(
     head = tl.program_id(1) * heads + place % heads
     asks = (place < tile_tokens * heads) & (token < end) & (head < HEADS)
     context = tl.load(context_lens + row)
+    too_long = context > table_width * PAGE
     room = tl.minimum(context, table_width * PAGE)
     last = tl.minimum(tl.load(positions + token, mask=asks, other=-1).to(tl.int32), room - 1)
     end_key = tl.max(last, 0) + 1
     table_row = block_table + row.to(tl.int64) * table_width * 2
     if CHECK:
-        too_long = context > table_width * PAGE
         found = mark_foreign(table_row, 0, tl.cdiv(end_key, PAGE), page_tags, num_pages, too_long, verdict + row)
         if found != 0:
             end_key = 0
@@ -188,5 +190,7 @@ def mla_prefill(
     )
     latent = tl.arange(0, BLOCK_L)
     values = tl.where((last >= 0)[:, None] & (end_key > 0), values / total[:, None], 0.0)
+    if not CHECK:
+        values = tl.where(too_long, float("nan"), values)
     real = asks[:, None] & (latent < LATENT)[None, :]
     tl.store(out + places[:, None] * LATENT + latent[None, :], values, mask=real)

@@ -57,7 +57,7 @@ def paged_attention(
 
     With page_tags [num_pages] and verdict [R] int32 the pairs are compared with the page records in the kernel that
     reads them: a row with a page that is not its own, or outside the pool, is marked (RANGE, TAG) and reads as zero.
-    Keys beyond the block table are not read. Raises KernelInputError for dtypes, shapes and layout, before any launch.
+    Keys beyond the block table are not read: unchecked, a row whose context reaches past it is NaN. Raises KernelInputError for dtypes, shapes and layout, before any launch.
     """
     check_pages(k_pages, v_pages, k_scale, v_scale)
     num_pages, page_size, kv_heads, dim = k_pages.shape

@@ -21,7 +21,7 @@ _FOREIGN = tl.constexpr(int(Finding.RANGE | Finding.TAG))
 @triton.jit
 def keys_seen(position, context, table_width, PAGE: tl.constexpr):
     """How many of a row's keys a query at `position` sees; none beyond the context or the table."""
-    return tl.minimum(tl.minimum(position.to(tl.int32) + 1, context), table_width * PAGE)
+    return tl.maximum(tl.minimum(tl.minimum(position.to(tl.int32) + 1, context), table_width * PAGE), 0)
 
 
 @triton.jit
@@ -96,8 +96,8 @@ def paged_decode(
         # One split also answers for a row without keys, which reads as zero.
         if (first < keys) | (SPLITS == 1):
             last = tl.minimum(first + part, keys)
+            too_long = context > table_width * PAGE
             if CHECK:
-                too_long = context > table_width * PAGE
                 found = mark_foreign(
                     table_row, first // PAGE, tl.cdiv(last, PAGE), page_tags, num_pages, too_long, verdict + row
                 )
@@ -131,6 +131,8 @@ def paged_decode(
             )
             if SPLITS == 1:
                 values = tl.where(last > first, values / total[:, None], 0.0)
+                if not CHECK:
+                    values = tl.where(too_long, float("nan"), values)
                 tl.store(out + place[:, None] * DIM + dims[None, :], values, mask=real)
             else:
                 kept = place_of_parts(row, token, longest_row)
@@ -191,5 +193,7 @@ def merge_splits(
             part = tl.load(part_values + places[:, None] * DIM + dims[None, :], mask=read, other=0.0)
             values += tl.sum(weight[:, None] * part, 0)
         values = tl.where(trusted & (keys > 0), values / total, 0.0)
+        if not CHECK:
+            values = tl.where(context > table_width * PAGE, float("nan"), values)
         place = head.to(tl.int64) + token * HEADS
         tl.store(out + place * DIM + dims, values, mask=dims < DIM)

@@ -84,12 +84,13 @@ def paged_prefill(
     token = first_token + place // heads
     member = (tl.program_id(1) % blocks) * heads + place % heads
     asks = (place < tile_tokens * heads) & (token < end) & (member < GROUP)
-    room = tl.minimum(tl.load(context_lens + row), table_width * PAGE)
+    context = tl.load(context_lens + row)
+    too_long = context > table_width * PAGE
+    room = tl.minimum(context, table_width * PAGE)
     last = tl.minimum(tl.load(positions + token, mask=asks, other=-1).to(tl.int32), room - 1)
     end_key = tl.max(last, 0) + 1
     table_row = block_table + row.to(tl.int64) * table_width * 2
     if CHECK:
-        too_long = tl.load(context_lens + row) > table_width * PAGE
         found = mark_foreign(table_row, 0, tl.cdiv(end_key, PAGE), page_tags, num_pages, too_long, verdict + row)
         if found != 0:
             end_key = 0
@@ -123,4 +124,6 @@ def paged_prefill(
         V_SCALES,
     )
     values = tl.where((last >= 0)[:, None] & (end_key > 0), values / total[:, None], 0.0)
+    if not CHECK:
+        values = tl.where(too_long, float("nan"), values)
     tl.store(out + offsets, values, mask=real)

@@ -233,11 +233,34 @@ def test_a_page_outside_the_pool_reads_the_null_page(page: int, new: int) -> Non
     assert_close(step.attend(), step.expected(), within=100 * ROUNDING)
 
 
-def test_a_context_longer_than_the_table_reads_no_further_than_the_table() -> None:
-    step = step_of([40], [1])
+@pytest.mark.parametrize("new", [1, 6])
+@pytest.mark.parametrize("split", [False, True])
+def test_a_context_longer_than_the_table_makes_its_row_nan_and_reads_no_further(
+    new: int, split: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if split:
+        monkeypatch.setattr(attention_tiles, "KEYS_PER_SPLIT", 16)
+    step = step_of([40, 30], [new, 1], kv_heads=1)
+    expected = step.expected()
     step.pool.context_lens[0] = 10**6
-    step.pool.positions[0] = 10**6 - 1
-    assert step.attend().isfinite().all()
+    step.pool.positions[new - 1] = 10**6 - 1
+    out = step.attend()
+    assert out[:new].isnan().all()
+    assert_close(out[new:], expected[new:], within=ROUNDING)
+
+
+@pytest.mark.usefixtures("short_splits")
+def test_a_position_before_the_context_reads_nothing() -> None:
+    step = step_of([40, 30], [1, 1], kv_heads=1)
+    step.pool.positions[0] = -(10**5)
+    assert not step.attend()[0].any()
+
+
+def test_a_table_without_pages_is_refused() -> None:
+    step = step_of([20], [1])
+    tensors = step.tensors() | {"block_table": torch.zeros((1, 0, 2), dtype=torch.int32)}
+    with pytest.raises(KernelInputError, match="rows of no pages"):
+        paged_attention(step.query, **tensors, softmax_scale=1.0)
 
 
 @pytest.mark.parametrize("new", [1, 6])
