@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections.abc import Callable
 
 import pytest
@@ -64,6 +65,16 @@ def ask(installed: Installation, namespace: str) -> str:
     return text
 
 
+def metrics(installed: Installation, namespace: str) -> list[str]:
+    """What the replica behind the Service exports."""
+    direct = installed.routed
+    with (
+        service_url(installed.kube, NAME, namespace, direct=direct) as url,
+        urllib.request.urlopen(f"{url}/metrics", timeout=10) as response,
+    ):
+        return str(response.read().decode()).splitlines()
+
+
 @pytest.fixture
 def served(installed: Installation, fresh_namespace: Callable[[], str]) -> str:
     """A namespace in which the tiny MoE is Ready."""
@@ -83,6 +94,9 @@ def test_an_applied_model_answers_through_its_service_and_says_why(installed: In
     assert "CPU" in text, "the reason names the hardware it was chosen for"
     wide = installed.kube.run("get", "mdep", NAME, "-n", served, "-o", "wide")
     assert "INT4, KV FP8" in wide
+    kernels = [line for line in metrics(installed, served) if line.startswith("octavo_kernel_info")]
+    assert kernels
+    assert not [line for line in kernels if 'implementation="cpu' not in line], "everything runs in compiled kernels"
     answer = ask(installed, served)
     assert len(answer.split()) >= 3, answer
 
