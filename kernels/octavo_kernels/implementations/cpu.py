@@ -50,8 +50,8 @@ def _entry(operation: Operation, name: str, why_not: WhyNot = _on_a_cpu) -> Impl
 
 def _experts(operation: Operation, module: str, name: str) -> tuple[Implementation, ...]:
     integers = (
-        "activations rounded to 8 bits per group, exact integer dots: the fastest on this CPU; adds about 3 % to the "
-        "divergence that INT4 weights cause"
+        "activations rounded to 8 bits per group, exact integer dots: the fastest on this CPU; adds 1 to 3 % to "
+        "the divergence that INT4 weights cause"
     )
     rounded = instance(f"cpu.{module}", name, Activations.QUANTISED)
     exact = instance(f"cpu.{module}", name, Activations.EXACT)
