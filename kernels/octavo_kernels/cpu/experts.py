@@ -13,8 +13,9 @@ import torch
 
 from octavo_kernels.cpu import library
 from octavo_kernels.cpu.activations import check_activations, uses_integers
+from octavo_kernels.cpu.indices import require_within
 from octavo_kernels.cpu.packing import PackedWeight, pack
-from octavo_kernels.errors import KernelInputError, require_contiguous, require_dtype, require_shape
+from octavo_kernels.errors import require_contiguous, require_dtype, require_shape
 from octavo_kernels.formats.experts import CanonicalExperts
 from octavo_kernels.operations import ExpertKernel
 from octavo_kernels.reference.quantised_linear import Activations
@@ -98,7 +99,4 @@ def _check(x: torch.Tensor, prepared: PackedExperts, ids: torch.Tensor, weights:
     require_shape("ids", ids, x.shape[0], None)
     require_shape("weights", weights, *ids.shape)
     require_contiguous(x=x, ids=ids, weights=weights)
-    if ids.numel():
-        lowest, highest = (int(end) for end in ids.aminmax())
-        if lowest < 0 or highest >= prepared.count:
-            raise KernelInputError(f"ids has experts {lowest} to {highest}, needed 0 to {prepared.count - 1}")
+    require_within("ids", ids, prepared.count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from octavo_kernels.cpu import library
+from octavo_kernels.cpu.indices import require_within
 from octavo_kernels.errors import KernelInputError, require_contiguous, require_dtype, require_shape
 from octavo_kernels.formats import fp8
 from octavo_kernels.reference.mla_attention import check_rows_and_scale
@@ -134,12 +135,12 @@ def _write(
     )
     if not tokens:
         return
-    first, last = (int(row) for row in token_rows.aminmax())
-    if not 0 <= first <= last < rows or not block_table.shape[1] or not num_pages * page_size:
+    if not block_table.shape[1] or not num_pages * page_size:
         raise KernelInputError(
-            f"token_rows has {first} to {last}, for a block table of shape {list(block_table.shape)} and {num_pages} "
-            f"pages of {page_size} tokens"
+            f"there is a block table of shape {list(block_table.shape)} and {num_pages} pages of {page_size} tokens, "
+            "needed one of each"
         )
+    require_within("token_rows", token_rows, rows)
     library.load().call(
         "kv_write",
         *(key, value, k_pages, v_pages, k_scale, v_scale, block_table, token_rows, positions, nonces),

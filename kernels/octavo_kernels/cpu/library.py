@@ -10,7 +10,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -27,34 +27,69 @@ from octavo_kernels.cpu.build import (
     variants,
 )
 from octavo_kernels.device import cpu_flags
+from octavo_kernels.errors import KernelInputError
 
 FORCE = "OCTAVO_CPU_KERNELS"
 """Environment variable that names a variant to use instead of the best one: for tests and for comparing."""
 
 
 @dataclass(frozen=True)
+class _Function:
+    """A C function and which of its arguments are pointers."""
+
+    call: Callable[..., int | None]
+    pointers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Library:
-    """One variant, loaded. C functions take pointers and int64 sizes, return nothing, and never fail: whatever could go
-    wrong is refused before the call."""
+    """One variant, loaded. C functions take pointers and int64 sizes and never fail: whatever could go wrong is refused
+    before the call."""
 
     variant: Variant
     path: Path
     functions: ctypes.CDLL
+    _known: dict[str, _Function] = field(default_factory=dict, repr=False, compare=False)
 
     def call(self, name: str, *arguments: torch.Tensor | int | float | None) -> None:
         """Call `name` with tensors as pointers (None as NULL), integers as int64_t, floats as float, and the number of
-        threads that torch would use as the last int64_t. The kinds of the first call hold for all that follow."""
-        function = self._function(name, arguments)
-        values = [value.data_ptr() if isinstance(value, torch.Tensor) else value for value in arguments]
-        function(*values, torch.get_num_threads())
+        threads that torch would use as the last int64_t. The kinds of the first call hold for all that follow.
 
-    def _function(self, name: str, arguments: tuple[torch.Tensor | int | float | None, ...]) -> Callable[..., None]:
-        # ctypes keeps the function object as an attribute of the library: what is set on it stays.
-        function = getattr(self.functions, name)
-        if function.argtypes is None:
-            function.restype = None
-            function.argtypes = [*(_c_type(argument) for argument in arguments), ctypes.c_int64]
-        return cast(Callable[..., None], function)
+        Raises KernelInputError for a tensor that is not in the CPU's memory.
+        """
+        self._enter(name, arguments, None)
+
+    def ask(self, name: str, *arguments: torch.Tensor | int | float | None) -> int:
+        """`call` of a function that returns an int64_t."""
+        answer = self._enter(name, arguments, ctypes.c_int64)
+        assert answer is not None
+        return answer
+
+    def _enter(
+        self, name: str, arguments: tuple[torch.Tensor | int | float | None, ...], returns: type[ctypes.c_int64] | None
+    ) -> int | None:
+        function = self._known.get(name)
+        if function is None:
+            function = self._known[name] = self._function(name, arguments, returns)
+        values: list[object] = [*arguments, torch.get_num_threads()]
+        for index in function.pointers:
+            tensor = values[index]
+            if tensor is not None:
+                values[index] = _address(cast(torch.Tensor, tensor))
+        return function.call(*values)
+
+    def _function(
+        self, name: str, arguments: tuple[torch.Tensor | int | float | None, ...], returns: type[ctypes.c_int64] | None
+    ) -> _Function:
+        function, types = getattr(self.functions, name), [_c_type(argument) for argument in arguments]
+        function.restype, function.argtypes = returns, [*types, ctypes.c_int64]
+        return _Function(function, tuple(index for index, c_type in enumerate(types) if c_type is ctypes.c_void_p))
+
+
+def _address(tensor: torch.Tensor) -> int:
+    if not tensor.is_cpu:
+        raise KernelInputError(f"a tensor of shape {list(tensor.shape)} is on {tensor.device}, needed the CPU")
+    return tensor.data_ptr()
 
 
 def _c_type(value: torch.Tensor | int | float | None) -> type[ctypes.c_void_p | ctypes.c_int64 | ctypes.c_float]:

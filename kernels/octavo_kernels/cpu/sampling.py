@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from octavo_kernels.cpu import library
+from octavo_kernels.cpu.indices import require_within
 from octavo_kernels.errors import KernelInputError, require_contiguous, require_dtype, require_shape
 from octavo_kernels.formats.sampling import Logprobs, SamplingParameters
 from octavo_kernels.reference.sampling import adjust
@@ -48,9 +49,7 @@ def logprobs(logits: torch.Tensor, tokens: torch.Tensor, top: int) -> Logprobs:
     chosen, best = torch.empty(rows), torch.empty((rows, top))
     ids = torch.empty((rows, top), dtype=torch.int64)
     if rows:
-        first, last = (int(token) for token in tokens.aminmax())
-        if not 0 <= first <= last < vocabulary:
-            raise KernelInputError(f"tokens has {first} to {last}, needed 0 to {vocabulary - 1}")
+        require_within("tokens", tokens, vocabulary)
         scratch = _scratch(rows, vocabulary)
         library.load().call("logprobs", logits, tokens, chosen, ids, best, scratch, rows, vocabulary, top)
     return Logprobs(chosen=chosen, top_ids=ids, top=best)

@@ -203,8 +203,8 @@ def _recording(empty: Callable[..., torch.Tensor], sizes: list[int]) -> Callable
         ({"x": torch.zeros(2, 32)}, "x has shape"),
         ({"x": torch.zeros(64, 2).t()}, "x is not contiguous"),
         ({"ids": torch.zeros(2, 2, dtype=torch.int32)}, "ids is torch.int32"),
-        ({"ids": torch.full((2, 2), 2)}, "needed 0 to 1"),
-        ({"ids": torch.full((2, 2), -1)}, "needed 0 to 1"),
+        ({"ids": torch.tensor([[0, 1], [1, 2]])}, "ids has 2, needed 0 to 1"),
+        ({"ids": torch.full((2, 2), -1)}, "ids has -1, needed 0 to 1"),
         ({"ids": torch.zeros(3, 2, dtype=torch.int64)}, "ids has shape"),
         ({"weights": torch.zeros(2, 3)}, "weights has shape"),
         ({"weights": torch.zeros(2, 2, dtype=torch.float64)}, "weights is torch.float64"),
@@ -216,6 +216,12 @@ def test_refuses_what_it_cannot_take(change: dict[str, torch.Tensor], message: s
     inputs = {"x": torch.zeros(2, 64), "ids": torch.zeros(2, 2, dtype=torch.int64), "weights": torch.zeros(2, 2)}
     with pytest.raises(KernelInputError, match=message):
         kernel.apply(prepared=prepared, **(inputs | change))
+
+
+def test_refuses_experts_without_inputs() -> None:
+    empty = Bf16Experts(torch.zeros(1, 4, 0, dtype=torch.bfloat16), torch.zeros(1, 0, 2, dtype=torch.bfloat16))
+    with pytest.raises(KernelInputError, match="needed one of a stack and one input at least"):
+        CpuExperts().prepare(empty)
 
 
 def test_refuses_groups_that_fill_no_word() -> None:

@@ -53,3 +53,8 @@ def test_inputs_that_cannot_be_taken_are_named() -> None:
         decode(CODES.view(16, 16).t())
     with pytest.raises(KernelInputError, match=r"values is torch\.bfloat16"):
         encode(torch.zeros(3, dtype=torch.bfloat16))
+
+
+def test_memory_of_another_device_is_no_address() -> None:
+    with pytest.raises(KernelInputError, match=r"a tensor of shape \[3\] is on meta, needed the CPU"):
+        decode(torch.zeros(3, dtype=torch.float8_e4m3fn, device="meta"))

@@ -164,8 +164,8 @@ def test_inputs_that_cannot_be_taken_are_named() -> None:
     step = scenario([20], [1])
     rows, good = torch.zeros((1, *step.k_pages.shape[2:])), in_heads(step, "tensor")
     refused: dict[str, dict[str, Any]] = {
-        "token_rows has 1 to 1": {"token_rows": torch.tensor([1])},
-        "token_rows has -1 to -1": {"token_rows": torch.tensor([-1])},
+        "token_rows has 1, needed 0 to 0": {"token_rows": torch.tensor([1])},
+        "token_rows has -1, needed 0 to 0": {"token_rows": torch.tensor([-1])},
         r"positions is torch\.int32": {"positions": step.positions.int()},
         r"page_fill has shape \[2\]": {"page_fill": step.fill[:2]},
         "page_tags is not contiguous": {"page_tags": step.tags.repeat(2)[::2]},
