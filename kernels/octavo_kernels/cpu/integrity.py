@@ -54,6 +54,8 @@ def conclude(
 ) -> None:
     """See `reference.integrity.conclude`; all tensors contiguous."""
     _check_step(block_table, context_lens, page_fill, page_size, verdict)
+    if not 1 <= step < 1 << 31:
+        raise KernelInputError(f"step is {step}, needed 1 to 2**31 - 1: a verdict word holds it")
     rows = verdict.shape[0]
     if rows:
         library.load().call(

@@ -103,8 +103,8 @@ def _stack_size(weight: torch.Tensor | QuantisedWeight) -> int:
     values = weight.values if isinstance(weight, Fp8BlockWeight) else weight
     values = values if isinstance(values, torch.Tensor) else values.packed
     require_shape("weight", values, None, None, None)
-    if not values.shape[0]:
-        raise KernelInputError("weight is an empty stack, needed at least one")
+    if not values.shape[0] or not values.shape[2]:
+        raise KernelInputError(f"weight has shape {list(values.shape)}, needed one of a stack and one input at least")
     return values.shape[0]
 
 

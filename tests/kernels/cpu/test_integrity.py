@@ -151,3 +151,6 @@ def test_inputs_that_cannot_be_taken_are_named() -> None:
             check_rows(**checked(step) | changed, verdict=step.verdict)
     with pytest.raises(KernelInputError, match=r"verdict is torch\.int64"):
         conclude(**concluded(step), verdict=step.verdict.long())
+    for step_number in (0, 1 << 31):
+        with pytest.raises(KernelInputError, match=f"step is {step_number}, needed 1 to"):
+            conclude(**concluded(step) | {"step": step_number}, verdict=step.verdict)
