@@ -17,12 +17,13 @@
 
 #define QUERY_TILE 64
 #define SPLIT_KEYS 1024 /* a multiple of KEY_TILE */
+#define MOST_SPREAD (1ll << 30) /* bytes of partial results that spreading one step over threads may take */
 
 /* The running state of a query tile: sums are per lane and added up at the end. */
 struct part {
-    float *out;     /* [QUERY_TILE][padded value dim] */
-    float *sum;     /* [QUERY_TILE][LANES] */
-    float *largest; /* [QUERY_TILE] */
+    float *out;     /* [rows][padded value dim] */
+    float *sum;     /* [rows][LANES] */
+    float *largest; /* [rows] */
 };
 
 struct item {
@@ -37,15 +38,15 @@ struct scratch {
 
 static int64_t padded_value(const struct attention *a) { return ceil_to(a->value_dim, VALUE_STRIP); }
 
-static int64_t part_floats(const struct attention *a) { return QUERY_TILE * (padded_value(a) + LANES + 1); }
+static int64_t part_floats(const struct attention *a, int64_t rows) { return rows * (padded_value(a) + LANES + 1); }
 
 static int64_t scratch_floats(const struct attention *a) {
-    return KEY_TILE * (a->dim + padded_value(a)) + QUERY_TILE * (a->dim + KEY_TILE) + 2 * part_floats(a);
+    return KEY_TILE * (a->dim + padded_value(a)) + QUERY_TILE * (a->dim + KEY_TILE) + 2 * part_floats(a, QUERY_TILE);
 }
 
-static struct part part_at(const struct attention *a, float *memory) {
-    float *sum = memory + QUERY_TILE * padded_value(a);
-    return (struct part){memory, sum, sum + QUERY_TILE * LANES};
+static struct part part_at(const struct attention *a, int64_t rows, float *memory) {
+    float *sum = memory + rows * padded_value(a);
+    return (struct part){memory, sum, sum + rows * LANES};
 }
 
 static struct scratch scratch_at(const struct attention *a, float *memory) {
@@ -53,8 +54,8 @@ static struct scratch scratch_at(const struct attention *a, float *memory) {
     s.values = s.keys + KEY_TILE * a->dim;
     s.queries = s.values + KEY_TILE * padded_value(a);
     s.scores = s.queries + QUERY_TILE * a->dim;
-    s.total = part_at(a, s.scores + QUERY_TILE * KEY_TILE);
-    s.span = part_at(a, s.scores + QUERY_TILE * KEY_TILE + part_floats(a));
+    s.total = part_at(a, QUERY_TILE, s.scores + QUERY_TILE * KEY_TILE);
+    s.span = part_at(a, QUERY_TILE, s.scores + QUERY_TILE * KEY_TILE + part_floats(a, QUERY_TILE));
     return s;
 }
 
@@ -276,10 +277,11 @@ static void attend_item(const struct attention *a, const struct item *item, int6
     finish(a, item, head, s->total);
 }
 
-/* Few query tiles and long contexts: spans go to different threads, and are merged when all are there. */
-static void attend_spread(const struct attention *a, const struct item *items, int64_t count, int64_t spans,
-                          float *parts, float *memory, int64_t threads) {
-    int64_t tasks = count * a->kv_heads;
+/* Few query tiles and long contexts: spans go to different threads, and are merged when all are there. No query tile
+ * has more than `rows`. */
+static void attend_spread(const struct attention *a, const struct item *items, int64_t count, int64_t rows,
+                          int64_t spans, float *parts, float *memory, int64_t threads) {
+    int64_t tasks = count * a->kv_heads, floats = part_floats(a, rows);
 #pragma omp parallel num_threads((int)threads)
     {
         struct scratch s = scratch_at(a, memory + omp_get_thread_num() * scratch_floats(a));
@@ -289,14 +291,14 @@ static void attend_spread(const struct attention *a, const struct item *items, i
             int64_t begin = task % spans * SPLIT_KEYS, end = clamped(item->end, 0, begin + SPLIT_KEYS);
             if (begin < end)
                 attend_span(a, item, task / spans % a->kv_heads, begin, end, &s,
-                            part_at(a, parts + task * part_floats(a)));
+                            part_at(a, rows, parts + task * floats));
         }
 #pragma omp for schedule(dynamic, 1)
         for (int64_t task = 0; task < tasks; task++) {
             const struct item *item = items + task / a->kv_heads;
-            struct part total = part_at(a, parts + task * spans * part_floats(a));
+            struct part total = part_at(a, rows, parts + task * spans * floats);
             for (int64_t span = 1; span * SPLIT_KEYS < item->end; span++)
-                merge(a, item, span * SPLIT_KEYS, total, part_at(a, parts + (task * spans + span) * part_floats(a)));
+                merge(a, item, span * SPLIT_KEYS, total, part_at(a, rows, parts + (task * spans + span) * floats));
             finish(a, item, task % a->kv_heads, total);
         }
     }
@@ -322,7 +324,7 @@ static int64_t list_items(const struct attention *a, struct item *items) {
 }
 
 void attend(const struct attention *a, int64_t threads) {
-    int64_t count = list_items(a, NULL), tasks = count * a->kv_heads, longest = 0;
+    int64_t count = list_items(a, NULL), tasks = count * a->kv_heads, longest = 0, tallest = 0;
     if (!count) return;
     struct item *items = malloc((size_t)count * sizeof *items);
     float *memory = aligned_alloc(64, (size_t)ceil_to(threads * scratch_floats(a) * 4, 64)), *parts = NULL;
@@ -331,12 +333,16 @@ void attend(const struct attention *a, int64_t threads) {
         goto done;
     }
     list_items(a, items);
-    for (int64_t i = 0; i < count; i++) longest = items[i].end > longest ? items[i].end : longest;
+    for (int64_t i = 0; i < count; i++) {
+        longest = items[i].end > longest ? items[i].end : longest;
+        tallest = items[i].count > tallest ? items[i].count : tallest;
+    }
     int64_t spans = (longest + SPLIT_KEYS - 1) / SPLIT_KEYS;
-    if (threads > 1 && tasks < 4 * threads && spans > 1)
-        parts = aligned_alloc(64, (size_t)ceil_to(tasks * spans * part_floats(a) * 4, 64));
+    int64_t spread = ceil_to(tasks * spans * part_floats(a, tallest) * 4, 64);
+    if (threads > 1 && tasks < 4 * threads && spans > 1 && spread <= MOST_SPREAD)
+        parts = aligned_alloc(64, (size_t)spread);
     if (parts) {
-        attend_spread(a, items, count, spans, parts, memory, threads);
+        attend_spread(a, items, count, tallest, spans, parts, memory, threads);
         goto done;
     }
 #pragma omp parallel num_threads((int)threads) if (tasks > 1)
