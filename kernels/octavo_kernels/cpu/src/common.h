@@ -35,11 +35,12 @@ static inline uint16_t f32_to_bf16(float value) {
 
 /* e4m3fn, exact; 0x7f and 0xff are NaN. */
 static inline float e4m3_to_f32(uint8_t code) {
-    uint32_t word = ((uint32_t)(code & 0x80u) << 24) | ((uint32_t)(code & 0x7fu) << 20);
+    uint32_t size = code & 0x7fu, word = (size << 20) + (120u << 23);
     float value;
-    if ((code & 0x7fu) == 0x7fu) return NAN;
+    if (size == 0x7fu) return NAN;
     memcpy(&value, &word, sizeof value);
-    return value * 0x1p120f;
+    if (size < 8) value = (float)size * 0x1p-9f; /* no float32 subnormal on the way: the multiplier is slow with them */
+    return code & 0x80u ? -value : value;
 }
 
 /* Nearest even, saturating at 448 (infinity too); NaN gives 0x7f with the sign kept. */
