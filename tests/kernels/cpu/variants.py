@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from octavo_kernels.cpu import activations, library, packing
+from octavo_kernels.cpu import activations, experts, library, packing
 from octavo_kernels.device import cpu_flags
 
 RUNNABLE = tuple(variant.name for variant in library.usable(cpu_flags()))
@@ -31,5 +31,5 @@ def kernels_of(name: str) -> Iterator[None]:
 
 def forget_loaded() -> None:
     """Let the next call look for the kernels again."""
-    for cached in (library.load, library.why_unavailable, packing.lanes, activations.fastest):
+    for cached in (library.load, library.why_unavailable, packing.lanes, activations.fastest, experts._scratch_bytes):
         cached.cache_clear()
