@@ -124,20 +124,26 @@ def sample_rows(
     for stage in range(2):
         wanted = ((stage == 0) & (top_k > 0) & (top_k < vocabulary)) | ((stage == 1) & (top_p < 1.0))
         if wanted & (given >= _GREEDY_BELOW) & (largest > -float("inf")):
-            _, mass, ties = above(row, vocabulary, temperature, largest, limit, BLOCK)
-            share = tl.where(ties > 0, tl.exp(value_of(limit) - largest), 0.0)
-            total = mass + share * tl.minimum(ties, equal).to(tl.float32)
-            target = tl.where(stage == 0, top_k.to(tl.float32), top_p * total)
             low = limit.to(tl.int64) - 1
             high = order_of(largest).to(tl.int64)
-            while high - low > 1:
-                middle = (low + high) >> 1
-                count, mass, _ = above(row, vocabulary, temperature, largest, middle.to(tl.int32), BLOCK)
+            target = tl.full([], 0.0, tl.float32)
+            count = tl.full([], 0, tl.int32)
+            mass = tl.full([], 0.0, tl.float32)
+            # Turn 0 asks for the whole mass, 1 halves, as often as it takes, and 2 asks at what was found: one loop,
+            # because every copy of its body takes seconds to compile.
+            turn = tl.full([], 0, tl.int32)
+            while turn < 3:
+                middle = tl.where(turn == 0, low + 1, tl.where(turn == 1, (low + high) >> 1, high))
+                count, mass, ties = above(row, vocabulary, temperature, largest, middle.to(tl.int32), BLOCK)
+                share = tl.where(ties > 0, tl.exp(value_of(limit) - largest), 0.0)
+                total = mass + share * tl.minimum(ties, equal).to(tl.float32)
+                wanted_mass = tl.where(stage == 0, top_k.to(tl.float32), top_p * total)
+                target = tl.where(turn == 0, wanted_mass, target)
                 enough = tl.where(stage == 0, count.to(tl.float32), mass) < target
-                high = tl.where(enough, middle, high)
-                low = tl.where(enough, low, middle)
+                high = tl.where((turn == 1) & enough, middle, high)
+                low = tl.where((turn == 1) & (enough == 0), middle, low)
+                turn = tl.where(turn == 2, 3, tl.where(high - low > 1, 1, 2))
             found = high.to(tl.int32)
-            count, mass, _ = above(row, vocabulary, temperature, largest, found, BLOCK)
             ties_of_p = tl.where(found > limit, _MANY, equal)
             equal = tl.where(stage == 0, top_k.to(tl.int32) - count, ties_of_p)
             before = tl.where(stage == 0, before, mass)
