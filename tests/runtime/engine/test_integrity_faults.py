@@ -158,9 +158,9 @@ def nothing(**_arguments: object) -> None:
     """A kernel that was not launched."""
 
 
-def conclude_one_step_late(**arguments: object) -> None:
+def conclude_another_step(**arguments: object) -> None:
     assert isinstance(arguments["step"], int)
-    OPERATIONS.conclude(**{**arguments, "step": arguments["step"] - 1})  # type: ignore[arg-type]
+    OPERATIONS.conclude(**{**arguments, "step": arguments["step"] + 1})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -169,9 +169,9 @@ def conclude_one_step_late(**arguments: object) -> None:
         replace(OPERATIONS, check_rows=nothing),
         replace(OPERATIONS, check_rows=nothing, conclude=nothing),
         replace(OPERATIONS, conclude=nothing),
-        replace(OPERATIONS, conclude=conclude_one_step_late),
+        replace(OPERATIONS, conclude=conclude_another_step),
     ],
-    ids=["no check", "no check at all", "no conclusion", "an old conclusion"],
+    ids=["no check", "no check at all", "no conclusion", "the conclusion of another step"],
 )
 def test_a_check_that_does_not_speak_is_a_violation(operations: Operations) -> None:
     rig = rig_of(operations=operations)
