@@ -35,8 +35,6 @@ static inline int holds_nan(ivec words) {
     return _mm512_cmpeq_epi8_mask(_mm512_and_si512((__m512i)words, all), all) != 0;
 }
 
-static inline vec smaller(vec a, vec b) { return (vec)_mm512_min_ps((__m512)a, (__m512)b); }
-
 static inline ivec masked_or(ivec word, int32_t mask, ivec other) {
     return (ivec)_mm512_ternarylogic_epi32((__m512i)word, _mm512_set1_epi32(mask), (__m512i)other, 0xea);
 }
@@ -88,8 +86,6 @@ static inline int holds_nan(ivec words) {
     return _mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_and_si256((__m256i)words, all), all)) != 0;
 }
 
-static inline vec smaller(vec a, vec b) { return (vec)_mm256_min_ps((__m256)a, (__m256)b); }
-
 static inline ivec masked_or(ivec word, int32_t mask, ivec other) { return (word & mask) | other; }
 
 static inline vec half_to_float(const uint8_t *code) {
@@ -126,7 +122,7 @@ static inline void transpose(ivec m[8]) {
  */
 static inline vec fp8_value(ivec magnitude, ivec sign) {
     vec a = (vec)masked_or(magnitude, FIELDS, (ivec){0} + EXPONENT);
-    return (vec)masked_or(sign, SIGN, (ivec)smaller(a, a * 2.0f - 0x1p-14f));
+    return (vec)masked_or(sign, SIGN, (ivec)vec_min(a, a * 2.0f - 0x1p-14f));
 }
 
 /* LANES keys into their place of a strip; whether one of them has an FP8 NaN, which is decoded wrongly here. */

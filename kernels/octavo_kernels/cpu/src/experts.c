@@ -104,9 +104,9 @@ static void gate_up_unit(const layer *l, const scratch *s, const activations *x,
         const int rows = stop - at < ROWS ? (int)(stop - at) : ROWS;
         packed_tile(rows, &l->gate_up, expert, pair, x, s->token + at, out);
         for (int r = 0; r < rows; r++) {
-            vf gate = vf_load(out + r * PAIR), up = vf_load(out + r * PAIR + LANES);
+            vec gate = vec_load(out + r * PAIR), up = vec_load(out + r * PAIR + LANES);
             float product[LANES];
-            vf_store(product, vf_silu(gate) * up);
+            vec_store(product, vec_silu(gate) * up);
             const int64_t column = pair * LANES, room = l->intermediate - column;
             memcpy(s->between + (at + r) * l->down.in + column, product, 4 * (size_t)(room < LANES ? room : LANES));
         }
@@ -128,10 +128,10 @@ static void down_unit(const layer *l, const scratch *s, const activations *x, in
     }
     const int64_t column = pair * PAIR, room = l->hidden - column;
     for (int64_t t = 0; t < l->tokens; t++) {
-        vf sum[2] = {0};
+        vec sum[2] = {0};
         for (int64_t k = 0; k < l->top_k; k++)
             for (int b = 0; b < 2; b++)
-                sum[b] = vf_load(parts + (t * l->top_k + k) * PAIR + b * LANES) * weights[t * l->top_k + k] + sum[b];
+                sum[b] = vec_load(parts + (t * l->top_k + k) * PAIR + b * LANES) * weights[t * l->top_k + k] + sum[b];
         memcpy(out + t * l->hidden + column, sum, 4 * (size_t)(room < PAIR ? room : PAIR));
     }
 }

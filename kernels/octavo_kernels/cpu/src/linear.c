@@ -12,30 +12,30 @@
 /* Accumulators of a tile, and what feeds them, fill the registers: 32 with AVX-512, 16 elsewhere. */
 enum { TALL = 6, WIDE = LANES == 16 ? 4 : 2, FEW = 4, UNIT = 32, STRETCH = 512 / LANES };
 
-ALWAYS_INLINE vf weight_lanes(const int half, const void *weight, int64_t at) {
-    return half ? vf_from_bf16((const uint16_t *)weight + at) : vf_load((const float *)weight + at);
+ALWAYS_INLINE vec weight_lanes(const int half, const void *weight, int64_t at) {
+    return half ? vec_from_bf16((const uint16_t *)weight + at) : vec_load((const float *)weight + at);
 }
 
-ALWAYS_INLINE vf weight_tail(const int half, const void *weight, int64_t at, int64_t count) {
+ALWAYS_INLINE vec weight_tail(const int half, const void *weight, int64_t at, int64_t count) {
     float value[LANES] = {0};
     for (int64_t i = 0; i < count; i++)
         value[i] = half ? bf16_to_f32(((const uint16_t *)weight)[at + i]) : ((const float *)weight)[at + i];
-    return vf_load(value);
+    return vec_load(value);
 }
 
-ALWAYS_INLINE vf row_tail(const float *x, int64_t count) {
+ALWAYS_INLINE vec row_tail(const float *x, int64_t count) {
     float value[LANES] = {0};
     memcpy(value, x, 4 * (size_t)count);
-    return vf_load(value);
+    return vec_load(value);
 }
 
 /* One row with `wide` outputs, weights as they lie. */
 ALWAYS_INLINE void row_tile(const int half, const int tall, const int wide, const float *x, const void *weight,
                             int64_t in, float *out, int64_t outputs) {
-    vf sum[FEW][WIDE] = {0};
+    vec sum[FEW][WIDE] = {0};
     const int64_t whole = in / LANES * LANES;
     for (int64_t k = 0; k < whole; k += LANES) {
-        vf w[WIDE];
+        vec w[WIDE];
 #pragma GCC unroll 4
         for (int n = 0; n < wide; n++) {
             w[n] = weight_lanes(half, weight, n * in + k);
@@ -43,20 +43,20 @@ ALWAYS_INLINE void row_tile(const int half, const int tall, const int wide, cons
         }
 #pragma GCC unroll 4
         for (int m = 0; m < tall; m++) {
-            vf value = vf_load(x + m * in + k);
+            vec value = vec_load(x + m * in + k);
 #pragma GCC unroll 4
             for (int n = 0; n < wide; n++) sum[m][n] = value * w[n] + sum[m][n];
         }
     }
     if (whole < in)
         for (int n = 0; n < wide; n++) {
-            vf w = weight_tail(half, weight, n * in + whole, in - whole);
+            vec w = weight_tail(half, weight, n * in + whole, in - whole);
             for (int m = 0; m < tall; m++) sum[m][n] = row_tail(x + m * in + whole, in - whole) * w + sum[m][n];
         }
 #pragma GCC unroll 4
     for (int m = 0; m < tall; m++)
 #pragma GCC unroll 4
-        for (int n = 0; n < wide; n++) out[m * outputs + n] = vf_sum(sum[m][n]);
+        for (int n = 0; n < wide; n++) out[m * outputs + n] = vec_sum(sum[m][n]);
 }
 
 ALWAYS_INLINE void few_rows(const int half, const float *x, const char *weight, float *out, int64_t rows, int64_t in,
@@ -80,19 +80,19 @@ ALWAYS_INLINE void few_rows(const int half, const float *x, const char *weight, 
 }
 
 /* A stretch of K of TALL rows with WIDE outputs, both copied; partial sums come from `sums` and go there. */
-static void copied_stretch(const float *x, const float *weight, int64_t steps, vf sums[TALL][WIDE]) {
-    vf sum[TALL][WIDE];
+static void copied_stretch(const float *x, const float *weight, int64_t steps, vec sums[TALL][WIDE]) {
+    vec sum[TALL][WIDE];
 #pragma GCC unroll 6
     for (int m = 0; m < TALL; m++)
 #pragma GCC unroll 4
         for (int n = 0; n < WIDE; n++) sum[m][n] = sums[m][n];
     for (int64_t k = 0; k < steps; k++, x += TALL * LANES, weight += WIDE * LANES) {
-        vf w[WIDE];
+        vec w[WIDE];
 #pragma GCC unroll 4
-        for (int n = 0; n < WIDE; n++) w[n] = vf_load(weight + n * LANES);
+        for (int n = 0; n < WIDE; n++) w[n] = vec_load(weight + n * LANES);
 #pragma GCC unroll 6
         for (int m = 0; m < TALL; m++) {
-            vf value = vf_load(x + m * LANES);
+            vec value = vec_load(x + m * LANES);
 #pragma GCC unroll 4
             for (int n = 0; n < WIDE; n++) sum[m][n] = value * w[n] + sum[m][n];
         }
@@ -107,13 +107,13 @@ static void copied_stretch(const float *x, const float *weight, int64_t steps, v
  * cache. What lies beyond `rows` and `count` is computed and dropped. */
 static void copied_tile(const float *x, const float *weights, int64_t steps, float *out, int64_t rows, int64_t count,
                         int64_t outputs) {
-    vf sums[UNIT / WIDE][TALL][WIDE] = {0};
+    vec sums[UNIT / WIDE][TALL][WIDE] = {0};
     for (int64_t k = 0; k < steps; k += STRETCH)
         for (int64_t n = 0; n < count; n += WIDE)
             copied_stretch(x + k * TALL * LANES, weights + (n * steps + k * WIDE) * LANES,
                            steps - k < STRETCH ? steps - k : STRETCH, sums[n / WIDE]);
     for (int64_t m = 0; m < TALL && m < rows; m++)
-        for (int64_t n = 0; n < count; n++) out[m * outputs + n] = vf_sum(sums[n / WIDE][m][n % WIDE]);
+        for (int64_t n = 0; n < count; n++) out[m * outputs + n] = vec_sum(sums[n / WIDE][m][n % WIDE]);
 }
 
 /* Copies `height` rows of `in` values, of which `rows` are there, into [K / LANES][height][LANES]. */
@@ -121,10 +121,10 @@ ALWAYS_INLINE void copy_rows(const int half, const int height, const void *from,
     const int64_t whole = in / LANES * LANES, steps = (in + LANES - 1) / LANES;
     for (int m = 0; m < height; m++)
         for (int64_t s = 0; s < steps; s++) {
-            vf value = {0};
+            vec value = {0};
             if (m < rows && s * LANES < whole) value = weight_lanes(half, from, m * in + s * LANES);
             else if (m < rows) value = weight_tail(half, from, m * in + whole, in - whole);
-            vf_store(to + (s * height + m) * LANES, value);
+            vec_store(to + (s * height + m) * LANES, value);
         }
 }
 

@@ -35,8 +35,8 @@ ALWAYS_INLINE int per_word(int format) { return format == FORMAT_BF16 ? 2 : form
 ALWAYS_INLINE int bits_of(int nibble) { return nibble < 4 ? 8 * nibble : 8 * (nibble - 4) + 4; }
 
 #if defined(__AVX512F__)
-ALWAYS_INLINE vf look_up(const float *table, vi index) {
-    return (vf)_mm512_permutexvar_ps((__m512i)index, _mm512_loadu_ps(table));
+ALWAYS_INLINE vec look_up(const float *table, ivec index) {
+    return (vec)_mm512_permutexvar_ps((__m512i)index, _mm512_loadu_ps(table));
 }
 #endif
 
@@ -44,32 +44,32 @@ static const float SIGNED_NIBBLE[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2,
 static const float E2M1[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6};
 
 /* Value `i` of each word. INT4 comes out as stored minus 8, FP8 as 1/256 of its value. */
-ALWAYS_INLINE vf decode(const int format, vi word, const int i) {
-    if (format == FORMAT_BF16) return (vf)(i ? word & (int32_t)0xffff0000 : word << 16);
-    if (format == FORMAT_FP8) return vf_from_e4m3(word << (24 - 8 * i));
+ALWAYS_INLINE vec decode(const int format, ivec word, const int i) {
+    if (format == FORMAT_BF16) return (vec)(i ? word & (int32_t)0xffff0000 : word << 16);
+    if (format == FORMAT_FP8) return vec_from_e4m3(word << (24 - 8 * i));
     const int shift = bits_of(i);
 #if defined(__AVX512F__)
-    return look_up(format == FORMAT_NVFP4 ? E2M1 : SIGNED_NIBBLE, (vi)((vu)word >> shift));
+    return look_up(format == FORMAT_NVFP4 ? E2M1 : SIGNED_NIBBLE, (ivec)((uvec)word >> shift));
 #else
     if (format == FORMAT_NVFP4) {
-        vi code = word >> shift, sign = code << 28 & INT32_MIN, size = code & 7;
-        vi small = size < 2;
-        vf normal = (vf)((size << 22) + (126 << 23)), subnormal = __builtin_convertvector(size, vf) * 0.5f;
-        return (vf)(((vi)normal & ~small) | ((vi)subnormal & small) | sign);
+        ivec code = word >> shift, sign = code << 28 & INT32_MIN, size = code & 7;
+        ivec small = size < 2;
+        vec normal = (vec)((size << 22) + (126 << 23)), subnormal = __builtin_convertvector(size, vec) * 0.5f;
+        return (vec)(((ivec)normal & ~small) | ((ivec)subnormal & small) | sign);
     }
-    return __builtin_convertvector(((word ^ (int32_t)0x88888888) << (28 - shift)) >> 28, vf);
+    return __builtin_convertvector(((word ^ (int32_t)0x88888888) << (28 - shift)) >> 28, vec);
 #endif
 }
 
-ALWAYS_INLINE vf scale_of(const int format, const packed *w, int64_t index, float global) {
-    if (format == FORMAT_INT4 || format == FORMAT_INT4_ZEROS) return vf_from_bf16((const uint16_t *)w->scales + index);
-    if (format == FORMAT_FP8) return vf_load((const float *)w->scales + index) * 256.0f;
+ALWAYS_INLINE vec scale_of(const int format, const packed *w, int64_t index, float global) {
+    if (format == FORMAT_INT4 || format == FORMAT_INT4_ZEROS) return vec_from_bf16((const uint16_t *)w->scales + index);
+    if (format == FORMAT_FP8) return vec_load((const float *)w->scales + index) * 256.0f;
     if (format == FORMAT_NVFP4) {
-        vi code = vi_from_bytes((const uint8_t *)w->scales + index);
-        vi nan = ((code & 0x7f) == 0x7f) & 0x7fc00000;
-        return (vf)((vi)(vf_from_e4m3(code << 24) * 256.0f * global) | nan);
+        ivec code = ivec_from_bytes((const uint8_t *)w->scales + index);
+        ivec nan = ((code & 0x7f) == 0x7f) & 0x7fc00000;
+        return (vec)((ivec)(vec_from_e4m3(code << 24) * 256.0f * global) | nan);
     }
-    return vf_all(1.0f);
+    return vec_all(1.0f);
 }
 
 /* Exact activations. `first` and `blocks` say which of the pair's two blocks; all are compile-time constants. Even and
@@ -80,22 +80,24 @@ ALWAYS_INLINE void exact_tile(const int format, const int rows, const int first,
     const int64_t group = w->group, groups = w->in / group, base = stacked * w->pairs + pair;
     const uint8_t *words = w->words + base * (w->in / step) * PAIR * 4;
     const float global = format == FORMAT_NVFP4 ? w->global[stacked] : 1.0f;
-    vf total[ROWS][2] = {0};
+    vec total[ROWS][2] = {0};
     for (int64_t g = 0; g < groups; g++) {
         const int64_t scale_at = (base * groups + g) * PAIR;
-        vf even[ROWS][2] = {0}, odd[ROWS][2] = {0}, offset[2] = {0};
+        vec even[ROWS][2] = {0}, odd[ROWS][2] = {0}, offset[2] = {0};
         if (format == FORMAT_INT4_ZEROS)
 #pragma GCC unroll 2
-            for (int b = 0; b < blocks; b++)
-                offset[b] = __builtin_convertvector(vi_from_bytes(w->zeros + scale_at + (first + b) * LANES) - 8, vf);
+            for (int b = 0; b < blocks; b++) {
+                ivec zeros = ivec_from_bytes(w->zeros + scale_at + (first + b) * LANES);
+                offset[b] = __builtin_convertvector(zeros - 8, vec);
+            }
         for (int64_t k = g * group; k < (g + 1) * group; k += step, words += PAIR * 4) {
             if (rows == 1) __builtin_prefetch(words + AHEAD), __builtin_prefetch(words + AHEAD + PAIR * 2);
 #pragma GCC unroll 2
             for (int b = 0; b < blocks; b++) {
-                vi word = vi_load(words + (first + b) * LANES * 4);
+                ivec word = ivec_load(words + (first + b) * LANES * 4);
 #pragma GCC unroll 8
                 for (int i = 0; i < step; i++) {
-                    vf value = decode(format, word, i);
+                    vec value = decode(format, word, i);
                     if (format == FORMAT_INT4_ZEROS) value = value - offset[b];
 #pragma GCC unroll 4
                     for (int r = 0; r < rows; r++)
@@ -108,7 +110,7 @@ ALWAYS_INLINE void exact_tile(const int format, const int rows, const int first,
         }
 #pragma GCC unroll 2
         for (int b = 0; b < blocks; b++) {
-            vf scale = scale_of(format, w, scale_at + (first + b) * LANES, global);
+            vec scale = scale_of(format, w, scale_at + (first + b) * LANES, global);
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++) total[r][b] = (even[r][b] + odd[r][b]) * scale + total[r][b];
         }
@@ -116,26 +118,26 @@ ALWAYS_INLINE void exact_tile(const int format, const int rows, const int first,
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
-        for (int b = 0; b < blocks; b++) vf_store(out + r * PAIR + (first + b) * LANES, total[r][b]);
+        for (int b = 0; b < blocks; b++) vec_store(out + r * PAIR + (first + b) * LANES, total[r][b]);
 }
 
 /* sum[r][b] += nibbles of one group times 8-bit integers, exact on every instruction set. */
 ALWAYS_INLINE void integer_group(const int rows, const int first, const int blocks, const uint8_t *words,
-                                 int64_t count, const int8_t *const *x, vi sum[ROWS][2]) {
-    const vi low = vi_all(0x0f0f0f0f);
+                                 int64_t count, const int8_t *const *x, ivec sum[ROWS][2]) {
+    const ivec low = ivec_all(0x0f0f0f0f);
 #if defined(__AVX512VNNI__)
     for (int64_t k = 0; k < count; k += 8, words += PAIR * 4) {
         if (rows == 1) __builtin_prefetch(words + AHEAD), __builtin_prefetch(words + AHEAD + PAIR * 2);
 #pragma GCC unroll 2
         for (int b = 0; b < blocks; b++) {
-            vi word = vi_load(words + (first + b) * LANES * 4);
-            vi near = word & low, far = (word >> 4) & low;
+            ivec word = ivec_load(words + (first + b) * LANES * 4);
+            ivec near = word & low, far = (word >> 4) & low;
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++) {
                 int32_t four[2];
                 memcpy(four, x[r] + k, sizeof four);
-                sum[r][b] = (vi)_mm512_dpbusd_epi32((__m512i)sum[r][b], (__m512i)near, _mm512_set1_epi32(four[0]));
-                sum[r][b] = (vi)_mm512_dpbusd_epi32((__m512i)sum[r][b], (__m512i)far, _mm512_set1_epi32(four[1]));
+                sum[r][b] = (ivec)_mm512_dpbusd_epi32((__m512i)sum[r][b], (__m512i)near, _mm512_set1_epi32(four[0]));
+                sum[r][b] = (ivec)_mm512_dpbusd_epi32((__m512i)sum[r][b], (__m512i)far, _mm512_set1_epi32(four[1]));
             }
         }
     }
@@ -153,8 +155,8 @@ ALWAYS_INLINE void integer_group(const int rows, const int first, const int bloc
             if (rows == 1) __builtin_prefetch(words + AHEAD);
 #pragma GCC unroll 2
             for (int b = 0; b < blocks; b++) {
-                vi word = vi_load(words + (first + b) * LANES * 4);
-                vi near = word & low, far = (word >> 4) & low;
+                ivec word = ivec_load(words + (first + b) * LANES * 4);
+                ivec near = word & low, far = (word >> 4) & low;
 #pragma GCC unroll 4
                 for (int r = 0; r < rows; r++) {
                     int32_t four[2];
@@ -169,14 +171,14 @@ ALWAYS_INLINE void integer_group(const int rows, const int first, const int bloc
 #pragma GCC unroll 4
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
-            for (int b = 0; b < blocks; b++) sum[r][b] += (vi)_mm256_madd_epi16(part[r][b], ones);
+            for (int b = 0; b < blocks; b++) sum[r][b] += (ivec)_mm256_madd_epi16(part[r][b], ones);
     }
 #else
     (void)low;
     for (int64_t k = 0; k < count; k += 8, words += PAIR * 4)
 #pragma GCC unroll 2
         for (int b = 0; b < blocks; b++) {
-            vi word = vi_load(words + (first + b) * LANES * 4);
+            ivec word = ivec_load(words + (first + b) * LANES * 4);
 #pragma GCC unroll 8
             for (int i = 0; i < 8; i++)
 #pragma GCC unroll 4
@@ -193,22 +195,22 @@ ALWAYS_INLINE void integer_tile(const int format, const int rows, const int firs
     const int8_t *values[ROWS];
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++) values[r] = x->values + row[r] * w->in;
-    vf total[ROWS][2] = {0};
+    vec total[ROWS][2] = {0};
     for (int64_t g = 0; g < groups; g++) {
         const int64_t scale_at = (base * groups + g) * PAIR;
-        vi sum[ROWS][2] = {0};
+        ivec sum[ROWS][2] = {0};
         integer_group(rows, first, blocks, words, group, values, sum);
         words += group / 8 * PAIR * 4;
 #pragma GCC unroll 2
         for (int b = 0; b < blocks; b++) {
-            vf scale = scale_of(format, w, scale_at + (first + b) * LANES, 1.0f);
+            vec scale = scale_of(format, w, scale_at + (first + b) * LANES, 1.0f);
 #pragma GCC unroll 4
             for (int r = 0; r < rows; r++) {
                 const int64_t at = row[r] * groups + g;
-                vi centred = sum[r][b] - 8 * x->sums[at];
+                ivec centred = sum[r][b] - 8 * x->sums[at];
                 if (format == FORMAT_INT4_ZEROS)
-                    centred = sum[r][b] - vi_from_bytes(w->zeros + scale_at + (first + b) * LANES) * x->sums[at];
-                total[r][b] = __builtin_convertvector(centred, vf) * (scale * x->scales[at]) + total[r][b];
+                    centred = sum[r][b] - ivec_from_bytes(w->zeros + scale_at + (first + b) * LANES) * x->sums[at];
+                total[r][b] = __builtin_convertvector(centred, vec) * (scale * x->scales[at]) + total[r][b];
             }
         }
 #pragma GCC unroll 4
@@ -217,7 +219,7 @@ ALWAYS_INLINE void integer_tile(const int format, const int rows, const int firs
 #pragma GCC unroll 4
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
-        for (int b = 0; b < blocks; b++) vf_store(out + r * PAIR + (first + b) * LANES, total[r][b]);
+        for (int b = 0; b < blocks; b++) vec_store(out + r * PAIR + (first + b) * LANES, total[r][b]);
 }
 
 #endif

@@ -41,6 +41,18 @@ static inline vec vec_max(vec a, vec b) {
 #endif
 }
 
+/* The smaller one per lane; `b` where one is NaN. */
+static inline vec vec_min(vec a, vec b) {
+#if LANES == 16
+    return (vec)_mm512_min_ps((__m512)a, (__m512)b);
+#elif LANES == 8
+    return (vec)_mm256_min_ps((__m256)a, (__m256)b);
+#else
+    ivec smaller = a < b;
+    return (vec)(((ivec)a & smaller) | ((ivec)b & ~smaller));
+#endif
+}
+
 /* `value`, but zero where `x` is -inf. */
 static inline vec vec_zero_at_minus_infinity(vec x, vec value) {
 #if LANES == 16
@@ -62,6 +74,9 @@ static inline float vec_largest(vec value) {
 }
 
 static inline float vec_sum(vec value) {
+#if LANES == 16
+    return _mm512_reduce_add_ps((__m512)value); /* by halves, too */
+#endif
     float lane[LANES];
     vec_store(lane, value);
     for (int half = LANES / 2; half; half /= 2)
@@ -69,11 +84,22 @@ static inline float vec_sum(vec value) {
     return lane[0];
 }
 
+/* e**r for |r| <= ln 2 / 2, by its Taylor polynomial of degree 7, whose remainder is below 2**-27 there. */
+static inline vec vec_exp_of_rest(vec r) {
+    vec p = r * (1.0f / 5040) + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    return p;
+}
+
 /* e**x for x <= 88, within 1.5 ulp; 0 for -inf, NaN for NaN. Below -87 it stays at e**-87 = 1.6e-38: the result is
  * never subnormal, and a share that is not zero keeps an infinite value infinite.
  *
- * x = n ln 2 + r with |r| <= ln 2 / 2, ln 2 in two parts (Cody and Waite); e**r by its Taylor polynomial of degree 7,
- * whose remainder is below 2**-27 there.
+ * x = n ln 2 + r with |r| <= ln 2 / 2, ln 2 in two parts (Cody and Waite).
  */
 static inline vec vec_exp(vec x) {
     const vec magic = vec_all(0x1.8p23f); /* adding it rounds to an integer, which is then in the low bits */
@@ -82,15 +108,8 @@ static inline vec vec_exp(vec x) {
     vec n = t - magic;
     vec r = bounded - n * 0.693359375f;
     r = r + n * 2.12194440e-4f;
-    vec p = r * (1.0f / 5040) + 1.0f / 720;
-    p = p * r + 1.0f / 120;
-    p = p * r + 1.0f / 24;
-    p = p * r + 1.0f / 6;
-    p = p * r + 0.5f;
-    p = p * r + 1.0f;
-    p = p * r + 1.0f;
-    ivec power = (ivec)(((uvec)t << 23) + (127u << 23)); /* 2**n; rubbish for NaN, which stays in p */
-    return vec_zero_at_minus_infinity(x, p * (vec)power);
+    ivec power = (ivec)(((uvec)t << 23) + (127u << 23)); /* 2**n; rubbish for NaN, which r keeps */
+    return vec_zero_at_minus_infinity(x, vec_exp_of_rest(r) * (vec)power);
 }
 
 static inline float exp_one(float x) { return vec_exp(vec_all(x))[0]; }
