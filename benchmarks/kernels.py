@@ -1,8 +1,11 @@
 """CPU kernels against the memory's speed and against torch, every arm in turn, in one process.
 
-The arms of a comparison take turns, so that a busy moment of the machine meets all of them; a figure is a ratio of
-medians, and `intervals` says between which quartiles an arm's own times lie. Weights are visited in rotation over far
-more memory than any cache holds.
+The arms of a comparison take turns, so that a busy moment of the machine meets all of them. A comparison is a ratio of
+medians; a share of bandwidth holds a median against the fastest read of the same run, never the other way round; and
+`intervals` says between which quartiles an arm's own times lie. Weights are visited in rotation over far more memory
+than any cache holds, but for `--quick`, where only what the other arms read in between puts them out of it. The plain
+name of a figure is the better one of both numbers of threads. INT4 rounds its activations to 8 bits where that is
+fastest, as `moe_int4_exact_*` does not.
 """
 
 from __future__ import annotations
@@ -52,12 +55,13 @@ def _measure(quick: bool) -> dict[str, object]:
         ),
         "moe_int4_vs_bf16_linear": _ratio(experts["bf16_linear"].median, experts["int4"].median),
         "moe_int4_vs_fp32_linear": _ratio(experts["fp32_linear"].median, experts["int4"].median),
+        "moe_int4_exact_vs_bf16_linear": _ratio(experts["bf16_linear"].median, experts["int4_exact"].median),
         "moe_int4_vs_aten_int4": _ratio(experts["aten_int4"].median, experts["int4"].median),
         "fp8_decode_attention_vs_sdpa_fp32": _ratio(attention["sdpa_fp32"].median, attention["paged_fp8"].median),
         "fp8_decode_attention_batch_vs_sdpa_fp32": _ratio(
             attention["sdpa_fp32_batch"].median, attention["paged_fp8_batch"].median
         ),
-        "fp8_to_float_share_of_bandwidth": _ratio(conversion["convert"].best_rate, conversion["memory"].best_rate),
+        "fp8_to_float_share_of_bandwidth": _ratio(conversion["convert"].median_rate, conversion["memory"].best_rate),
         "read_gigabytes_per_second": round(experts["read"].best_rate / 1e9, 2),
         "moe_gigabytes_per_second": round(moe_bytes / experts["int4"].median / 1e9, 2),
     }

@@ -27,6 +27,11 @@ class Times:
         return self.bytes_moved / min(self.seconds)
 
     @property
+    def median_rate(self) -> float:
+        """Bytes per second of the median round."""
+        return self.bytes_moved / self.median
+
+    @property
     def interval_microseconds(self) -> tuple[float, float, float]:
         """Lower quartile, median, upper quartile."""
         low, middle, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
