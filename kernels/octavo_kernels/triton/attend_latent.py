@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_kernels.triton.attend_pages import PER_TOKEN, load_elements, slots_of
+from octavo_kernels.triton.attend_pages import PER_TOKEN, load_elements, only_numbers, slots_of
 
 _PER_TOKEN = tl.constexpr(PER_TOKEN)
 
@@ -31,13 +31,16 @@ def load_queries(
 
 
 @triton.jit
-def attend_latent(
+def attend_latent_part(
+    largest,
+    total,
+    values,
     query_latent,
     query_rope,
     last,
     table_row,
-    first_key,
-    end_key,
+    first,
+    end,
     pages,
     scale,
     num_pages,
@@ -47,25 +50,18 @@ def attend_latent(
     ROPE: tl.constexpr,
     BLOCK_R: tl.constexpr,
     PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
     FP8: tl.constexpr,
     NATIVE: tl.constexpr,
     SCALES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    APART: tl.constexpr,
 ):
-    """As `attend_pages.attend`, over rows of LATENT + ROPE elements; the sum of values is [BLOCK_M, BLOCK_L]."""
-    whole = 1.0
-    if SCALES != _PER_TOKEN:
-        whole = tl.load(scale)
-        scale_log2 *= whole
+    """As `attend_pages.attend_part`."""
     latent = tl.arange(0, BLOCK_L)
     rope = tl.arange(0, BLOCK_R)
-    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    values = tl.zeros([BLOCK_M, BLOCK_L], tl.float32)
-    for start in range(first_key, end_key, BLOCK_N):
-        tokens = start + tl.arange(0, BLOCK_N)
-        inside = tokens < end_key
+    for start in range(first, end, WIDTH):
+        tokens = start + tl.arange(0, WIDTH)
+        inside = tokens < end
         slot = slots_of(tokens, inside, table_row, num_pages, PAGE)
         row = slot[:, None] * (LATENT + ROPE)
         real = inside[:, None]
@@ -81,7 +77,8 @@ def attend_latent(
         if SCALES == _PER_TOKEN:
             factor = tl.load(scale + slot, mask=inside, other=0.0)[None, :]
             scores *= factor
-        scores = tl.where(tokens[None, :] <= last[:, None], scores, float("-inf"))
+        visible = tokens[None, :] <= last[:, None]
+        scores = tl.where(visible, scores, float("-inf"))
         larger = tl.maximum(largest, tl.max(scores, 1))
         # Nothing finite seen yet: minus infinity minus itself would be NaN.
         base = tl.where(larger == float("-inf"), 0.0, larger)
@@ -90,6 +87,58 @@ def attend_latent(
         total = total * fading + tl.sum(shares, 1)
         if SCALES == _PER_TOKEN:
             shares *= factor
+        if APART:
+            held, spoilt = only_numbers(held, visible)
+            total += spoilt
         values = tl.dot(shares.to(tl.bfloat16), held, values * fading[:, None])
         largest = larger
+    return largest, total, values
+
+
+@triton.jit
+def attend_latent(
+    query_latent,
+    query_rope,
+    last,
+    table_row,
+    first_key,
+    common_end,
+    end_key,
+    pages,
+    scale,
+    num_pages,
+    scale_log2,
+    LATENT: tl.constexpr,
+    BLOCK_L: tl.constexpr,
+    ROPE: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    FP8: tl.constexpr,
+    NATIVE: tl.constexpr,
+    SCALES: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """As `attend_pages.attend`, over rows of LATENT + ROPE elements; the sum of values is [BLOCK_M, BLOCK_L]."""
+    whole = 1.0
+    if SCALES != _PER_TOKEN:
+        whole = tl.load(scale)
+        scale_log2 *= whole
+    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    values = tl.zeros([BLOCK_M, BLOCK_L], tl.float32)
+    first_end = end_key if PARTS == 1 else common_end
+    largest, total, values = attend_latent_part(
+        largest, total, values, query_latent, query_rope, last, table_row, first_key, first_end,
+        pages, scale, num_pages, scale_log2,
+        LATENT, BLOCK_L, ROPE, BLOCK_R, PAGE, FP8, NATIVE, SCALES, BLOCK_N, False,
+    )  # fmt: skip
+    if PARTS == 2:
+        # This second body fits the registers with half the keys.
+        largest, total, values = attend_latent_part(
+            largest, total, values, query_latent, query_rope, last, table_row, common_end, end_key,
+            pages, scale, num_pages, scale_log2,
+            LATENT, BLOCK_L, ROPE, BLOCK_R, PAGE, FP8, NATIVE, SCALES, BLOCK_N // 2 if BLOCK_N >= 64 else BLOCK_N, True,
+        )  # fmt: skip
     return largest, total, values * whole

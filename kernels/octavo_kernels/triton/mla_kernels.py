@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from octavo_kernels.triton.attend_latent import attend_latent, load_queries
-from octavo_kernels.triton.attend_pages import mark_foreign
+from octavo_kernels.triton.attend_pages import mark_foreign, seen_by_all
 from octavo_kernels.triton.paged_decode import keys_per_split, keys_seen, place_of_parts
 from octavo_kernels.triton.paged_prefill import row_of_tile
 
@@ -83,6 +83,7 @@ def mla_decode(
                 table_row,
                 first,
                 last,
+                last,
                 pages,
                 scale,
                 num_pages,
@@ -97,6 +98,7 @@ def mla_decode(
                 FP8,
                 NATIVE,
                 SCALES,
+                1,
             )
             if SPLITS == 1:
                 values = tl.where(last > first, values / total[:, None], 0.0)
@@ -157,7 +159,8 @@ def mla_prefill(
     context = tl.load(context_lens + row)
     too_long = context > table_width * PAGE
     room = tl.minimum(context, table_width * PAGE)
-    last = tl.minimum(tl.load(positions + token, mask=asks, other=-1).to(tl.int32), room - 1)
+    position = tl.load(positions + token, mask=asks, other=-1).to(tl.int32)
+    last = tl.maximum(tl.minimum(position, room - 1), -1)
     end_key = tl.max(last, 0) + 1
     table_row = block_table + row.to(tl.int64) * table_width * 2
     if CHECK:
@@ -172,6 +175,7 @@ def mla_prefill(
         last,
         table_row,
         0,
+        tl.minimum(seen_by_all(last, asks, BLOCK_N), end_key),
         end_key,
         pages,
         scale,
@@ -187,6 +191,7 @@ def mla_prefill(
         FP8,
         NATIVE,
         SCALES,
+        2 if tile_tokens > 1 else 1,
     )
     latent = tl.arange(0, BLOCK_L)
     values = tl.where((last >= 0)[:, None] & (end_key > 0), values / total[:, None], 0.0)

@@ -4,8 +4,9 @@ Rows with one query token go to `paged_decode`, which splits their context over 
 `paged_prefill`. Lengths are on the device and stay there: a batch with as many tokens as rows is all decode's, in any
 other both kernels are launched and each leaves the other's rows alone. Nothing here waits for the device.
 
-A value that is NaN or infinite spoils the tokens of one prefill tile that precede it, unlike in `reference/`: the tile
-multiplies it by their share of 0. They belong to the same request.
+A value that is NaN or infinite shows in the tokens that see it and in no other, as in `reference/`. In such a token two
+things differ: among the last keys of a chunk the whole head is NaN, not only the value's element; elsewhere an infinite
+value whose share rounds to 0 gives NaN, not infinity.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def paged_attention(
 
     With page_tags [num_pages] and verdict [R] int32 the pairs are compared with the page records in the kernel that
     reads them: a row with a page that is not its own, or outside the pool, is marked (RANGE, TAG) and reads as zero.
-    Keys beyond the block table are not read: unchecked, a row whose context reaches past it is NaN. Raises KernelInputError for dtypes, shapes and layout, before any launch.
+    Keys beyond the block table are not read: unchecked, a row whose context reaches past it is NaN. Raises
+    KernelInputError for dtypes, shapes and layout, before any launch.
     """
     check_pages(k_pages, v_pages, k_scale, v_scale)
     num_pages, page_size, kv_heads, dim = k_pages.shape
@@ -192,7 +194,7 @@ def _case(
             lambda architecture: prefill_tile(architecture, dim=dim, fp8_pages=fp8_pages),
             signature=signature,
             constants=constants,
-            max_registers=lambda tile: 255 if tile.queries > 64 else 200,
+            max_registers=lambda _tile: 255,
             mma=_prefill_mma,
         )
     signature |= {"longest_row": "i32"} | ({"out": "*fp32"} if splits == 1 else _PARTS)

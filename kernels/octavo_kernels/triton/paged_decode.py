@@ -111,6 +111,7 @@ def paged_decode(
                 table_row,
                 first,
                 last,
+                last,
                 k_pages,
                 v_pages,
                 k_scale,
@@ -128,6 +129,7 @@ def paged_decode(
                 NATIVE,
                 K_SCALES,
                 V_SCALES,
+                1,
             )
             if SPLITS == 1:
                 values = tl.where(last > first, values / total[:, None], 0.0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_kernels.triton.attend_pages import attend, mark_foreign
+from octavo_kernels.triton.attend_pages import attend, mark_foreign, seen_by_all
 
 ROWS_AT_ONCE = tl.constexpr(128)
 """Rows of the batch that the search for a program's row looks at in one go."""
@@ -87,7 +87,8 @@ def paged_prefill(
     context = tl.load(context_lens + row)
     too_long = context > table_width * PAGE
     room = tl.minimum(context, table_width * PAGE)
-    last = tl.minimum(tl.load(positions + token, mask=asks, other=-1).to(tl.int32), room - 1)
+    position = tl.load(positions + token, mask=asks, other=-1).to(tl.int32)
+    last = tl.maximum(tl.minimum(position, room - 1), -1)
     end_key = tl.max(last, 0) + 1
     table_row = block_table + row.to(tl.int64) * table_width * 2
     if CHECK:
@@ -104,6 +105,7 @@ def paged_prefill(
         last,
         table_row,
         0,
+        tl.minimum(seen_by_all(last, asks, BLOCK_N), end_key),
         end_key,
         k_pages,
         v_pages,
@@ -122,6 +124,7 @@ def paged_prefill(
         NATIVE,
         K_SCALES,
         V_SCALES,
+        2 if tile_tokens > 1 else 1,
     )
     values = tl.where((last >= 0)[:, None] & (end_key > 0), values / total[:, None], 0.0)
     if not CHECK:

@@ -122,6 +122,16 @@ def test_a_nan_in_a_latent_row_spoils_every_head_that_sees_it() -> None:
     assert_close(out[1], expected[1], within=ROUNDING)
 
 
+@pytest.mark.parametrize("place", [0, 36, 39])
+def test_a_nan_in_a_latent_row_spoils_no_token_of_a_chunk_that_does_not_see_it(place: int) -> None:
+    step = step_of([40], [6])
+    step.pool.k_pages.view(torch.uint8)[step.pool.block_table[0, place // 16, 0], place % 16, 0, 5] = 0x7F
+    out, expected = step.attend(), step.expected()
+    sees = step.pool.positions >= place
+    assert out[sees].isnan().all()
+    assert_close(out[~sees], expected[~sees], within=ROUNDING)
+
+
 @pytest.mark.parametrize("new", [1, 3])
 @pytest.mark.parametrize("page", [-1, 10**6])
 def test_a_page_outside_the_pool_reads_the_null_page(page: int, new: int) -> None:

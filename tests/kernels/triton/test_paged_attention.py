@@ -207,6 +207,28 @@ def test_a_nan_in_a_key_or_value_shows_where_the_reference_shows_it(dtype: torch
     assert_close(out.nan_to_num(), expected.nan_to_num(), within=ROUNDING)
 
 
+@settings(deadline=None, max_examples=6)
+@given(
+    place=st.integers(0, 89),
+    kind=st.sampled_from([0x7FC0, 0x7F80, -0x0080]),
+    dtype=st.sampled_from([torch.bfloat16, FP8]),
+)
+def test_a_value_that_is_no_number_spoils_no_token_of_a_chunk_that_does_not_see_it(
+    place: int, kind: int, dtype: torch.dtype
+) -> None:
+    step = step_of([90], [40], kv_heads=1, dtype=dtype)
+    page = int(step.pool.block_table[0, place // 16, 0])
+    if dtype == FP8:
+        step.pool.v_pages.view(torch.uint8)[page, place % 16, 0, 5] = 0x7F
+    else:
+        step.pool.v_pages.view(torch.int16)[page, place % 16, 0, 5] = kind
+    out, expected = step.attend(), step.expected()
+    sees = step.pool.positions >= place
+    assert not out[sees][..., 5].isfinite().any()
+    assert_close(out[~sees], expected[~sees], within=ROUNDING)
+    assert not out[:, :, :5].isinf().any()
+
+
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.usefixtures("short_splits")
 def test_a_query_that_is_no_number_spoils_its_own_head_alone(number: float) -> None:
