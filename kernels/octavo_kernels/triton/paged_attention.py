@@ -210,7 +210,34 @@ def _case(
     )
 
 
+_MERGE = AotCase(
+    name="paged_decode/merge_splits/d128",
+    kernel=merge_splits,
+    signature={
+        **_PARTS,
+        "query_start": "*i32",
+        "context_lens": "*i32",
+        "positions": "*i64",
+        "verdict": "*i32",
+        "out": "*fp32",
+        "table_width": "i32",
+        "longest_row": "i32",
+    },
+    constants={
+        "HEADS": 64,
+        "DIM": 128,
+        "BLOCK_D": 128,
+        "PAGE": 16,
+        "BLOCK_N": 64,
+        "SPLITS": 16,
+        "AT_ONCE": SPLITS_AT_ONCE,
+        "CHECK": True,
+    },
+    max_registers=64,
+)
+
 AOT_CASES: tuple[AotCase, ...] = (
+    _MERGE,
     *_case(prefill=False, fp8_pages=True, dim=128, group=8, page=16, check=True),
     *_case(prefill=False, fp8_pages=True, dim=128, group=8, page=64, splits=1),
     *_case(prefill=False, fp8_pages=False, dim=128, group=8, page=16),
