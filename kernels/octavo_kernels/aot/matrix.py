@@ -16,7 +16,7 @@ from octavo_kernels.aot import gates
 from octavo_kernels.aot.cases import fingerprint
 from octavo_kernels.aot.results import Measured, Outcome, Result
 from octavo_kernels.aot.versions import TritonVersion
-from octavo_kernels.triton.aot_case import AotCase, Architecture
+from octavo_kernels.triton.aot_case import AotCase, Architecture, assuming_triton
 
 COMPILE_SECONDS = 120
 """Of one case: past it the compiler hangs, and that is the result."""
@@ -50,7 +50,8 @@ def tasks_and_refusals(
     for version in versions:
         for case in cases.values():
             for architecture in architectures:
-                why_not = case.why_not(architecture)
+                with assuming_triton(version.version):
+                    why_not = case.why_not(architecture)
                 if why_not is None:
                     tasks.append(Task(case, architecture, version))
                 else:

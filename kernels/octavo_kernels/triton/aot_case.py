@@ -6,13 +6,41 @@ for every architecture without a GPU. This file imports neither torch nor triton
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from importlib import metadata
 
 Architecture = int
 """Compute capability as one number: 80, 86, 89, 90, 100, 103, 120, 121."""
 
 ARCHITECTURES: tuple[Architecture, ...] = (80, 86, 89, 90, 100, 103, 120, 121)
+
+
+_assumed: ContextVar[str | None] = ContextVar("assumed Triton version", default=None)
+
+
+def triton_version() -> tuple[int, ...]:
+    """Major and minor number of the installed Triton, or of the one that a compilation assumes; (0, 0) without any.
+
+    Not by importing it: the registry asks on machines without Triton, too.
+    """
+    try:
+        found = _assumed.get() or metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return (0, 0)
+    return tuple(int(part) for part in found.split(".")[:2])
+
+
+@contextmanager
+def assuming_triton(version: str) -> Iterator[None]:
+    """Answer `why_not` as where this version of Triton is installed."""
+    token = _assumed.set(version)
+    try:
+        yield
+    finally:
+        _assumed.reset(token)
 
 
 def anywhere(_architecture: Architecture) -> str | None:

@@ -52,8 +52,8 @@ def decode_tile(architecture: Architecture, *, group: int, dim: int, fp8_pages: 
     """Tile of `paged_decode` for a group of query heads per KV head and a head dimension."""
     native = architecture >= 89 and fp8_pages
     queries = max(16, min(64, power_of_two(group)))
-    # Widening by integer operations takes registers.
-    keys = 32 if dim > 128 or (fp8_pages and not native) else 64
+    # Widening by integer operations takes registers; on 12.x the tag check beside 64 keys spills with Triton 3.6.
+    keys = 32 if dim > 128 or (fp8_pages and (not native or architecture >= 120)) else 64
     return Tile(queries, keys, warps=8 if dim > 128 or queries > 16 else 4, stages=3, native_fp8=native)
 
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib import metadata
 
 from octavo_kernels.errors import KernelInputError
-from octavo_kernels.triton.aot_case import ARCHITECTURES, Architecture
+from octavo_kernels.triton.aot_case import ARCHITECTURES, Architecture, triton_version
 
 
 class Arithmetic(StrEnum):
@@ -61,16 +60,8 @@ def has_nvfp4(architecture: Architecture) -> bool:
     """Whether there is a block-scaled e2m1 product that Triton reaches: on 10.0, 10.3, 12.0 and, with a Triton new
     enough, 12.1."""
     if architecture == 121:
-        return _triton_version() >= NVFP4_ON_12_1_FROM
+        return triton_version() >= NVFP4_ON_12_1_FROM
     return architecture in (100, 103, 120)
-
-
-def _triton_version() -> tuple[int, ...]:
-    # Not by importing it: the registry asks on machines without Triton, too.
-    try:
-        return tuple(int(part) for part in metadata.version("triton").split(".")[:2])
-    except metadata.PackageNotFoundError:
-        return (0, 0)
 
 
 NVFP4_ON_12_1_FROM = (3, 9)
