@@ -8,7 +8,6 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from octavo_kernels.errors import KernelInputError
 from octavo_kernels.triton.aot_case import Architecture
 
 INTERPRETED: Architecture = 80
@@ -40,10 +39,3 @@ def on_device_of_tensors(launcher: Callable[_Arguments, _Result]) -> Callable[_A
             return launcher(*args, **kwargs)
 
     return launch
-
-
-def require_contiguous(**tensors: torch.Tensor) -> None:
-    """Raise KernelInputError, naming it, for a tensor whose elements do not lie one behind the other."""
-    for name, tensor in tensors.items():
-        if not tensor.is_contiguous():
-            raise KernelInputError(f"{name} is not contiguous: shape {list(tensor.shape)}, strides {tensor.stride()}")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
+from octavo_kernels.errors import KernelInputError, require_contiguous, require_dtype, require_shape
 from octavo_kernels.formats import fp8
-from octavo_kernels.triton.architecture import require_contiguous
 from octavo_kernels.triton.attend_pages import PER_HEAD, PER_TOKEN, WHOLE_TENSOR
 
 

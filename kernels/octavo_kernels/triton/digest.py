@@ -11,10 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
+from octavo_kernels.errors import KernelInputError, require_contiguous, require_dtype, require_shape
 from octavo_kernels.reference.digest import MULTIPLIER
 from octavo_kernels.triton.aot_case import AotCase
-from octavo_kernels.triton.architecture import on_device_of_tensors, require_contiguous
+from octavo_kernels.triton.architecture import on_device_of_tensors
 
 _MULTIPLIER = tl.constexpr(MULTIPLIER - (1 << 32))
 BYTES_AT_ONCE = 1024

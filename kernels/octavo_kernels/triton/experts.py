@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import torch
 
-from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
+from octavo_kernels.errors import KernelInputError, require_contiguous, require_dtype, require_shape
 from octavo_kernels.formats.experts import CanonicalExperts
 from octavo_kernels.operations import ExpertKernel
 from octavo_kernels.triton.aot_case import Architecture
-from octavo_kernels.triton.architecture import architecture_of, on_device_of_tensors, require_contiguous
+from octavo_kernels.triton.architecture import architecture_of, on_device_of_tensors
 from octavo_kernels.triton.experts_activations import to_fp8, to_nvfp4
 from octavo_kernels.triton.experts_combine import combine
 from octavo_kernels.triton.experts_dequantise import dequantise

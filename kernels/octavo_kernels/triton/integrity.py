@@ -11,10 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo_kernels.errors import require_dtype, require_shape
+from octavo_kernels.errors import require_contiguous, require_dtype, require_shape
 from octavo_kernels.formats.verdict import UNCONCLUDED, Finding
 from octavo_kernels.triton.aot_case import AotCase
-from octavo_kernels.triton.architecture import on_device_of_tensors, require_contiguous
+from octavo_kernels.triton.architecture import on_device_of_tensors
 from octavo_kernels.triton.attend_pages import page_or_null
 from octavo_kernels.triton.binding import mix
 

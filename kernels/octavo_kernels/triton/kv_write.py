@@ -13,13 +13,13 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
+from octavo_kernels.errors import KernelInputError, require_contiguous, require_dtype, require_shape
 from octavo_kernels.formats import fp8
 from octavo_kernels.formats.verdict import UNCONCLUDED, Finding
 from octavo_kernels.reference.mla_attention import check_rows_and_scale
 from octavo_kernels.reference.paged_attention import check_pages
 from octavo_kernels.triton.aot_case import AotCase
-from octavo_kernels.triton.architecture import on_device_of_tensors, require_contiguous
+from octavo_kernels.triton.architecture import on_device_of_tensors
 from octavo_kernels.triton.attend_pages import PER_HEAD, PER_TOKEN, page_or_null
 from octavo_kernels.triton.attention_inputs import as_bytes, scale_layout
 from octavo_kernels.triton.attention_tiles import power_of_two

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from octavo_kernels.errors import require_dtype, require_shape
+from octavo_kernels.errors import require_contiguous, require_dtype, require_shape
 from octavo_kernels.triton.aot_case import AotCase
-from octavo_kernels.triton.architecture import on_device_of_tensors, require_contiguous
+from octavo_kernels.triton.architecture import on_device_of_tensors
 from octavo_kernels.triton.experts_grouped import POINTERS, block_scaled, matrix_instruction
 from octavo_kernels.triton.experts_product import product
 from octavo_kernels.triton.experts_tiles import Arithmetic, Tile, has_fp8, has_nvfp4, tile_for

@@ -7,11 +7,11 @@ import math
 import torch
 import triton
 
-from octavo_kernels.errors import KernelInputError, require_shape
+from octavo_kernels.errors import KernelInputError, require_contiguous, require_shape
 from octavo_kernels.formats import fp8
 from octavo_kernels.reference.mla_attention import check_rows_and_scale
 from octavo_kernels.triton.aot_case import AotCase, Architecture
-from octavo_kernels.triton.architecture import architecture_of, on_device_of_tensors, require_contiguous
+from octavo_kernels.triton.architecture import architecture_of, on_device_of_tensors
 from octavo_kernels.triton.attend_pages import PER_TOKEN, WHOLE_TENSOR
 from octavo_kernels.triton.attention_inputs import as_bytes, check_step
 from octavo_kernels.triton.attention_tiles import (

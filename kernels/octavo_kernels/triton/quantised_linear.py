@@ -11,14 +11,14 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from octavo_kernels.errors import require_dtype, require_shape
+from octavo_kernels.errors import require_contiguous, require_dtype, require_shape
 from octavo_kernels.formats.fp8_block import Fp8BlockWeight
 from octavo_kernels.formats.int4 import Int4Weight
 from octavo_kernels.formats.linear import QuantisedWeight
 from octavo_kernels.formats.nvfp4 import Nvfp4Weight
 from octavo_kernels.operations import LinearKernel
 from octavo_kernels.triton.aot_case import Architecture
-from octavo_kernels.triton.architecture import architecture_of, on_device_of_tensors, require_contiguous
+from octavo_kernels.triton.architecture import architecture_of, on_device_of_tensors
 from octavo_kernels.triton.experts_activations import to_fp8, to_nvfp4
 from octavo_kernels.triton.experts_dequantise import dequantise
 from octavo_kernels.triton.experts_tiles import UNPACKED, Arithmetic, tile_for

@@ -18,10 +18,10 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
+from octavo_kernels.errors import KernelInputError, require_contiguous, require_dtype, require_shape
 from octavo_kernels.formats.sampling import GREEDY_BELOW, LogitAdjustments, SamplingParameters
 from octavo_kernels.triton.aot_case import AotCase
-from octavo_kernels.triton.architecture import on_device_of_tensors, require_contiguous
+from octavo_kernels.triton.architecture import on_device_of_tensors
 from octavo_kernels.triton.binding import mix
 
 BLOCK = 4096

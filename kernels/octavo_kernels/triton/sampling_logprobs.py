@@ -12,10 +12,10 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo_kernels.errors import require_dtype, require_shape
+from octavo_kernels.errors import require_contiguous, require_dtype, require_shape
 from octavo_kernels.formats.sampling import Logprobs
 from octavo_kernels.triton.aot_case import AotCase
-from octavo_kernels.triton.architecture import on_device_of_tensors, require_contiguous
+from octavo_kernels.triton.architecture import on_device_of_tensors
 from octavo_kernels.triton.sampling import BLOCK, WARPS, numbers
 
 
