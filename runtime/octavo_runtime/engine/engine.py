@@ -7,6 +7,7 @@ or ended with `kv_integrity_violation`; the pages that it held are set aside.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -14,9 +15,17 @@ from octavo_kernels.formats.verdict import is_clean, reasons_of
 from octavo_runtime.engine.batch_builder import BatchBuilder
 from octavo_runtime.engine.executor import Executor
 from octavo_runtime.engine.integrity import IntegrityMode
-from octavo_runtime.engine.messages import EngineStats, FinishReason, RequestFailed, Submit, Token
+from octavo_runtime.engine.messages import (
+    VIOLATION_PAGES,
+    EngineStats,
+    FinishReason,
+    RequestFailed,
+    Submit,
+    Token,
+    Violation,
+)
 from octavo_runtime.engine.request import EngineRequest
-from octavo_runtime.engine.result import StepResult, Violation
+from octavo_runtime.engine.result import StepResult
 from octavo_runtime.engine.scheduler import Schedule, ScheduledRow, Scheduler
 
 LAST_STEP = 2**31 - 1
@@ -148,7 +157,11 @@ class Engine:
         request = row.request
         reasons = reasons_of(verdict, self._step_number)
         self._violations.update(reasons)
-        draft.violations.append(Violation(self._step_number, request.id, reasons))
+        pages = tuple(request.holding.pages[:VIOLATION_PAGES]) if request.holding else ()
+        number = sum(self._violations.values())
+        draft.violations.append(
+            Violation(number, time.time(), self._step_number, "table", reasons, request.id, pages, "cancelled")
+        )
         if self._mode is IntegrityMode.REPORT:
             return False
         if not request.num_generated and not request.recomputed:

@@ -16,6 +16,9 @@ import msgspec
 FRAME_LIMIT_BYTES = 256 << 20
 """No message comes near: a prompt of a million tokens is about 5 MB. Beyond it the peer speaks another protocol."""
 
+VIOLATION_PAGES = 64
+"""Pages that a violation's record names at most."""
+
 _LENGTH = struct.Struct("<I")
 LENGTH_BYTES = _LENGTH.size
 
@@ -54,6 +57,12 @@ class Submit(Message, frozen=True):
     sampling: Sampling
     stop_tokens: list[int]
     """Ids that end the answer and are not part of it."""
+    n: int = 1
+    """Answers to this prompt: forks that share the prompt's pages. Fork `i` draws with seed `seed + i`."""
+    priority: int = 0
+    """Lower is more urgent (`engine.scheduler` says what it is worth)."""
+    cache_salt: str = ""
+    """Prefixes are shared only among requests with the same salt."""
 
 
 class Cancel(Message, frozen=True):
@@ -108,15 +117,36 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
     request: str
     token: int
     finish: FinishReason | None
+    index: int = 0
+    """Which of the request's `n` answers."""
 
 
 class RequestFailed(msgspec.Struct, frozen=True):
-    """A request that ends with an error; `code` is one of the engine's error codes."""
+    """A request that ends with an error, all of its answers; `code` is one of the engine's error codes."""
 
     request: str
     code: str
     message: str
     retryable: bool
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """One finding of the KV integrity check."""
+
+    id: int
+    """Counts from 1 in this engine's life."""
+    time: float
+    """Unix seconds."""
+    step: int
+    site: str
+    """Which layer of the defence spoke: host, table, write, digest or rank."""
+    reasons: tuple[str, ...]
+    request: str
+    """Empty where no request is concerned (a padding row, the pool's own books)."""
+    pages: tuple[int, ...]
+    """Pages that the request held, or that the finding names; at most `VIOLATION_PAGES`."""
+    action: str
+    """What followed: cancelled, recomputed, reported or none."""
 
 
 class EngineStats(msgspec.Struct, frozen=True):
@@ -134,6 +164,22 @@ class EngineStats(msgspec.Struct, frozen=True):
     integrity_violations: dict[str, int]
     """By reason."""
     integrity_cancelled: int
+    kv_tokens_retained: int = 0
+    """Tokens in pages that only the prefix cache keeps."""
+    waiting_tokens: int = 0
+    """Known tokens of waiting requests."""
+    prefix_queried_tokens: int = 0
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_hit_tokens: int = 0
+    """Prompt tokens found there."""
+    forks: int = 0
+    pages_copied: int = 0
+    digests_checked: int = 0
+    """Page digests compared: sampled ones and those of moved pages."""
+    audits: int = 0
+    """Full audits of the pool."""
+    integrity_stalled: bool = False
+    """The check did not speak when it was last asked."""
 
 
 class Stepped(Message, frozen=True):
@@ -142,6 +188,7 @@ class Stepped(Message, frozen=True):
     stats: EngineStats
     tokens: list[Token] = []
     failures: list[RequestFailed] = []
+    violations: list[Violation] = []
 
 
 class Failed(Message, frozen=True):

@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from octavo_runtime.engine.messages import EngineStats, RequestFailed, Submit, Token
-
-
-@dataclass(frozen=True)
-class Violation:
-    """One row whose verdict was not clean."""
-
-    step: int
-    request: str
-    reasons: tuple[str, ...]
+from octavo_runtime.engine.messages import EngineStats, RequestFailed, Submit, Token, Violation
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from octavo_runtime.engine.batch_builder import BatchBuilder
 from octavo_runtime.engine.engine import Engine
 from octavo_runtime.engine.executor import Executor
 from octavo_runtime.engine.integrity import IntegrityMode
-from octavo_runtime.engine.messages import FinishReason, RequestFailed, Sampling, Submit
-from octavo_runtime.engine.result import StepResult, Violation
+from octavo_runtime.engine.messages import FinishReason, RequestFailed, Sampling, Submit, Violation
+from octavo_runtime.engine.result import StepResult
 from octavo_runtime.engine.scheduler import ScheduledRow, Scheduler, SchedulerLimits
 from octavo_runtime.kv.cache import KvCache
 from octavo_runtime.kv.pool import Nonces, PagePool
