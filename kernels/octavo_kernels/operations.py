@@ -94,7 +94,7 @@ class KvWrite(Protocol):
         nonces: torch.Tensor,
         page_tags: torch.Tensor,
         page_writers: torch.Tensor,
-        page_fill: torch.Tensor,
+        page_places: torch.Tensor,
         verdict: torch.Tensor,
         last_layer: bool,
     ) -> None: ...
@@ -115,7 +115,7 @@ class MlaWrite(Protocol):
         nonces: torch.Tensor,
         page_tags: torch.Tensor,
         page_writers: torch.Tensor,
-        page_fill: torch.Tensor,
+        page_places: torch.Tensor,
         verdict: torch.Tensor,
         last_layer: bool,
     ) -> None: ...
@@ -133,8 +133,7 @@ class CheckRows(Protocol):
         nonces: torch.Tensor,
         bindings: torch.Tensor,
         page_tags: torch.Tensor,
-        page_logical: torch.Tensor,
-        page_fill: torch.Tensor,
+        page_places: torch.Tensor,
         page_size: int,
         verdict: torch.Tensor,
     ) -> None: ...
@@ -148,7 +147,7 @@ class Conclude(Protocol):
         *,
         block_table: torch.Tensor,
         context_lens: torch.Tensor,
-        page_fill: torch.Tensor,
+        page_places: torch.Tensor,
         page_size: int,
         step: int,
         verdict: torch.Tensor,

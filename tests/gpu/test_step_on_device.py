@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from octavo_kernels.formats.place import place_of
 from tests.kernels.triton.decode_step import STEP, decode_step
 
 needs_cuda = pytest.mark.skipif(
@@ -64,7 +65,7 @@ def test_a_captured_step_takes_shorter_contexts_and_faults_that_came_later() -> 
     pool = step.pool
     pool.context_lens[1] = 40
     pool.positions[1] = 39
-    step.fill_before[pool.block_table[1, 2, 0]] = 7
+    step.places_before[pool.block_table[1, 2, 0]] = place_of(2, 7)
     pool.tags[pool.block_table[2, 0, 0]] += 2
     graph.replay()
     captured, words = out.clone(), verdict.tolist()

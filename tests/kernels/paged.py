@@ -10,6 +10,7 @@ from typing import Self
 import torch
 
 from octavo_kernels.formats.binding import add, mix
+from octavo_kernels.formats.place import place_of
 
 NULL_PAGE = 0
 
@@ -22,9 +23,9 @@ class Scenario:
     k_pages: torch.Tensor
     v_pages: torch.Tensor
     tags: torch.Tensor
-    logical: torch.Tensor
+    places: torch.Tensor
+    """Logical index and fill mark, as `formats.place` packs them."""
     writers: torch.Tensor
-    fill: torch.Tensor
     block_table: torch.Tensor
     query_start: torch.Tensor
     context_lens: torch.Tensor
@@ -36,6 +37,11 @@ class Scenario:
     """Per request, its whole context [context, kv_heads, D] as it is stored."""
     values: tuple[torch.Tensor, ...]
     verdict: torch.Tensor
+
+    @property
+    def fill(self) -> torch.Tensor:
+        """The fill marks, [num_pages] uint8: a view of `places`, to read and to change."""
+        return self.places.view(torch.uint8)[:: self.places.element_size()]
 
     @property
     def rows(self) -> int:
@@ -83,8 +89,7 @@ def scenario(
     shape = (num_pages, page_size, kv_heads, dim)
     # What pages held before: finite rubbish that must never be seen.
     k_pages, v_pages = torch.full(shape, 100.0).to(dtype), torch.full(shape, -100.0).to(dtype)
-    tags, logical = torch.ones(num_pages, dtype=torch.int32), torch.zeros(num_pages, dtype=torch.int32)
-    writers, fill = torch.zeros(num_pages, dtype=torch.int32), torch.zeros(num_pages, dtype=torch.int32)
+    tags, places, writers = (torch.full((num_pages,), value, dtype=torch.int32) for value in (1, 0, 0))
     tags[NULL_PAGE] = 0
     block_table = torch.zeros((len(contexts), max(held) + 1, 2), dtype=torch.int32)
     keys, values, nonces, bindings = [], [], [], []
@@ -98,8 +103,8 @@ def scenario(
             tokens = slice(index * page_size, min(context, (index + 1) * page_size))
             count = tokens.stop - tokens.start
             k_pages[page, :count], v_pages[page, :count] = key[tokens].to(dtype), value[tokens].to(dtype)
-            tags[page], logical[page], writers[page] = tag, index, nonce
-            fill[page] = max(0, min(page_size, before - tokens.start))
+            tags[page], writers[page] = tag, nonce
+            places[page] = place_of(index, max(0, min(page_size, before - tokens.start)))
             block_table[row, index] = torch.tensor([page, tag])
             binding = add(binding, mix(nonce, index, page, tag))
         keys.append(key)
@@ -114,9 +119,8 @@ def scenario(
         k_pages=k_pages,
         v_pages=v_pages,
         tags=tags,
-        logical=logical,
+        places=places,
         writers=writers,
-        fill=fill,
         block_table=block_table,
         query_start=torch.tensor(starts, dtype=torch.int32),
         context_lens=torch.tensor(contexts, dtype=torch.int32),

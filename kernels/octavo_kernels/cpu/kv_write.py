@@ -8,6 +8,7 @@ from octavo_kernels.cpu import library
 from octavo_kernels.cpu.indices import require_within
 from octavo_kernels.errors import KernelInputError, require_contiguous, require_dtype, require_shape
 from octavo_kernels.formats import fp8
+from octavo_kernels.formats.place import require_page_size
 from octavo_kernels.reference.mla_attention import check_rows_and_scale
 from octavo_kernels.reference.paged_attention import check_pages
 
@@ -26,7 +27,7 @@ def kv_write(
     nonces: torch.Tensor,
     page_tags: torch.Tensor,
     page_writers: torch.Tensor,
-    page_fill: torch.Tensor,
+    page_places: torch.Tensor,
     verdict: torch.Tensor,
     last_layer: bool,
 ) -> None:
@@ -51,7 +52,7 @@ def kv_write(
         nonces=nonces,
         page_tags=page_tags,
         page_writers=page_writers,
-        page_fill=page_fill,
+        page_places=page_places,
         verdict=verdict,
         last_layer=last_layer,
     )
@@ -68,7 +69,7 @@ def mla_write(
     nonces: torch.Tensor,
     page_tags: torch.Tensor,
     page_writers: torch.Tensor,
-    page_fill: torch.Tensor,
+    page_places: torch.Tensor,
     verdict: torch.Tensor,
     last_layer: bool,
 ) -> None:
@@ -91,7 +92,7 @@ def mla_write(
         nonces=nonces,
         page_tags=page_tags,
         page_writers=page_writers,
-        page_fill=page_fill,
+        page_places=page_places,
         verdict=verdict,
         last_layer=last_layer,
     )
@@ -112,15 +113,16 @@ def _write(
     nonces: torch.Tensor,
     page_tags: torch.Tensor,
     page_writers: torch.Tensor,
-    page_fill: torch.Tensor,
+    page_places: torch.Tensor,
     verdict: torch.Tensor,
     last_layer: bool,
 ) -> None:
     num_pages, page_size, heads, dim = k_pages.shape
     tokens, rows = positions.shape[0], verdict.shape[0]
+    require_page_size(page_size)
     require_dtype("block_table", block_table, torch.int32)
     require_shape("block_table", block_table, rows, None, 2)
-    records = {"page_tags": page_tags, "page_writers": page_writers, "page_fill": page_fill}
+    records = {"page_tags": page_tags, "page_writers": page_writers, "page_places": page_places}
     for name, record in records.items():
         require_dtype(name, record, torch.int32)
         require_shape(name, record, num_pages)
@@ -135,7 +137,7 @@ def _write(
     )
     if not tokens:
         return
-    if not block_table.shape[1] or not num_pages * page_size:
+    if not block_table.shape[1] or not num_pages:
         raise KernelInputError(
             f"there is a block table of shape {list(block_table.shape)} and {num_pages} pages of {page_size} tokens, "
             "needed one of each"
@@ -144,7 +146,7 @@ def _write(
     library.load().call(
         "kv_write",
         *(key, value, k_pages, v_pages, k_scale, v_scale, block_table, token_rows, positions, nonces),
-        *(page_tags, page_writers, page_fill, verdict, torch.empty_like(positions)),
+        *(page_tags, page_writers, page_places, verdict, torch.empty_like(positions)),
         *(tokens, rows, block_table.shape[1], num_pages, page_size, heads, dim),
         *(int(k_pages.dtype == fp8.DTYPE), *scales, int(last_layer)),
     )

@@ -19,6 +19,7 @@ import torch
 
 from octavo_kernels.errors import require_dtype, require_shape
 from octavo_kernels.formats.binding import mix_tensor
+from octavo_kernels.formats.place import fill_of, logical_of, require_page_size
 from octavo_kernels.formats.verdict import UNCONCLUDED, Finding, word_of
 from octavo_kernels.reference.block_table import NULL_PAGE, clamp_pages, in_pool
 
@@ -31,24 +32,26 @@ def check_rows(
     nonces: torch.Tensor,
     bindings: torch.Tensor,
     page_tags: torch.Tensor,
-    page_logical: torch.Tensor,
-    page_fill: torch.Tensor,
+    page_places: torch.Tensor,
     page_size: int,
     verdict: torch.Tensor,
 ) -> None:
     """Check every row's pairs and overwrite its verdict word with UNCONCLUDED | findings.
 
     block_table [R, P, 2] int32 of (page, tag), unused entries (NULL_PAGE, 0); query_start [R + 1], context_lens,
-    nonces [R] int32; bindings [R] int64; page records [num_pages] int32; verdict [R] int32.
+    nonces [R] int32; bindings [R] int64; page records [num_pages] int32
+    (`page_places` as in `formats.place`); verdict [R] int32.
 
     Every entry that is not (NULL_PAGE, 0) counts as held and is checked, and the binding is the sum over exactly
     these; the first ceil(context / page_size) entries must be held. Of them, page `i` must be filled as far as the
     tokens before this step reach.
     """
+    require_page_size(page_size)
     require_dtype("block_table", block_table, torch.int32)
     require_shape("block_table", block_table, verdict.shape[0], None, 2)
     page_ids, tags = block_table.unbind(dim=-1)
     pages = clamp_pages(page_ids, page_tags.shape[0])
+    places = page_places[pages]
     logical = torch.arange(block_table.shape[1], device=block_table.device)
     needed = _needed_fill(context_lens, logical, page_size) > 0
     held = (page_ids != NULL_PAGE) | (tags != 0)
@@ -58,8 +61,8 @@ def check_rows(
     checks = {
         Finding.RANGE: ((held | needed) & ~in_pool(page_ids, page_tags.shape[0])).any(dim=1) | beyond_table,
         Finding.TAG: (held & (page_tags[pages] != tags)).any(dim=1),
-        Finding.LOGICAL: (held & (page_logical[pages] != logical)).any(dim=1),
-        Finding.FILL: (page_fill[pages] < _needed_fill(before, logical, page_size)).any(dim=1),
+        Finding.LOGICAL: (held & (logical_of(places) != logical)).any(dim=1),
+        Finding.FILL: (fill_of(places) < _needed_fill(before, logical, page_size)).any(dim=1),
         Finding.BINDING: torch.where(held, terms, 0).sum(dim=1) != bindings,
     }
     word = torch.full_like(verdict, UNCONCLUDED)
@@ -72,7 +75,7 @@ def conclude(
     *,
     block_table: torch.Tensor,
     context_lens: torch.Tensor,
-    page_fill: torch.Tensor,
+    page_places: torch.Tensor,
     page_size: int,
     step: int,
     verdict: torch.Tensor,
@@ -81,9 +84,10 @@ def conclude(
 
     Shapes as in `check_rows`. Other rows keep their word, with FILL added where the last layer did not store.
     """
-    pages = clamp_pages(block_table[..., 0], page_fill.shape[0])
+    require_page_size(page_size)
+    pages = clamp_pages(block_table[..., 0], page_places.shape[0])
     logical = torch.arange(block_table.shape[1], device=block_table.device)
-    unfilled = (page_fill[pages] < _needed_fill(context_lens, logical, page_size)).any(dim=1)
+    unfilled = (fill_of(page_places[pages]) < _needed_fill(context_lens, logical, page_size)).any(dim=1)
     verdict |= torch.where(unfilled, word_of(Finding.FILL), 0).to(verdict.dtype)
     verdict.copy_(torch.where(verdict == UNCONCLUDED, step, verdict))
 

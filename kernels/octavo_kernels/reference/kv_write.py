@@ -19,6 +19,7 @@ import torch
 
 from octavo_kernels.errors import require_dtype, require_shape
 from octavo_kernels.formats import fp8
+from octavo_kernels.formats.place import fill_of, filled_to, require_page_size
 from octavo_kernels.formats.verdict import Finding, word_of
 from octavo_kernels.reference.block_table import clamp_pages, in_pool
 from octavo_kernels.reference.mla_attention import check_rows_and_scale
@@ -39,7 +40,7 @@ def kv_write(
     nonces: torch.Tensor,
     page_tags: torch.Tensor,
     page_writers: torch.Tensor,
-    page_fill: torch.Tensor,
+    page_places: torch.Tensor,
     verdict: torch.Tensor,
     last_layer: bool,
 ) -> None:
@@ -48,7 +49,8 @@ def kv_write(
     key and value [T, kv_heads, D] float32; pages [num_pages, page_size, kv_heads, D] bfloat16 or float8_e4m3fn
     (nearest even, FP8 saturating); scales float32 [] or [kv_heads], or with FP8 pages
     [num_pages, page_size, kv_heads], which are written; block_table [R, P, 2] int32 of (page, tag); token_rows and
-    positions [T] int64; nonces and verdict [R] int32; page records [num_pages] int32. Raises KernelInputError for
+    positions [T] int64; nonces and verdict [R] int32; page records [num_pages] int32
+    (`page_places` as in `formats.place`). Raises KernelInputError for
     shapes and dtypes. Two tokens for one slot in one call are not allowed.
     """
     check_pages(k_pages, v_pages, k_scale, v_scale)
@@ -56,7 +58,7 @@ def kv_write(
     require_dtype("value", value, torch.float32)
     require_shape("key", key, positions.shape[0], *k_pages.shape[2:])
     require_shape("value", value, *key.shape)
-    places = _accepted_places(
+    targets = _accepted(
         page_size=k_pages.shape[1],
         block_table=block_table,
         token_rows=token_rows,
@@ -64,13 +66,13 @@ def kv_write(
         nonces=nonces,
         page_tags=page_tags,
         page_writers=page_writers,
-        page_fill=page_fill,
+        page_places=page_places,
         verdict=verdict,
     )
-    _store(key, k_pages, k_scale, places)
-    _store(value, v_pages, v_scale, places)
+    _store(key, k_pages, k_scale, targets)
+    _store(value, v_pages, v_scale, targets)
     if last_layer:
-        _advance(page_fill, places)
+        _advance(page_places, targets)
 
 
 def mla_write(
@@ -84,7 +86,7 @@ def mla_write(
     nonces: torch.Tensor,
     page_tags: torch.Tensor,
     page_writers: torch.Tensor,
-    page_fill: torch.Tensor,
+    page_places: torch.Tensor,
     verdict: torch.Tensor,
     last_layer: bool,
 ) -> None:
@@ -97,7 +99,7 @@ def mla_write(
     check_rows_and_scale(pages, scale)
     require_dtype("row", row, torch.float32)
     require_shape("row", row, positions.shape[0], pages.shape[2])
-    places = _accepted_places(
+    targets = _accepted(
         page_size=pages.shape[1],
         block_table=block_table,
         token_rows=token_rows,
@@ -105,16 +107,16 @@ def mla_write(
         nonces=nonces,
         page_tags=page_tags,
         page_writers=page_writers,
-        page_fill=page_fill,
+        page_places=page_places,
         verdict=verdict,
     )
-    _store(row, pages, scale, places)
+    _store(row, pages, scale, targets)
     if last_layer:
-        _advance(page_fill, places)
+        _advance(page_places, targets)
 
 
 @dataclass(frozen=True)
-class _Places:
+class _Targets:
     """Where the accepted ones of T tokens go."""
 
     accepted: torch.Tensor
@@ -123,7 +125,7 @@ class _Places:
     slots: torch.Tensor
 
 
-def _accepted_places(
+def _accepted(
     *,
     page_size: int,
     block_table: torch.Tensor,
@@ -132,10 +134,11 @@ def _accepted_places(
     nonces: torch.Tensor,
     page_tags: torch.Tensor,
     page_writers: torch.Tensor,
-    page_fill: torch.Tensor,
+    page_places: torch.Tensor,
     verdict: torch.Tensor,
-) -> _Places:
+) -> _Targets:
     """Find each token's place and mark the rows whose stores are refused."""
+    require_page_size(page_size)
     require_dtype("block_table", block_table, torch.int32)
     require_shape("block_table", block_table, verdict.shape[0], None, 2)
     logical, slots = positions.div(page_size, rounding_mode="floor"), positions.remainder(page_size)
@@ -146,25 +149,26 @@ def _accepted_places(
         Finding.RANGE: inside & ~in_pool(pairs[:, 0], page_tags.shape[0]),
         Finding.TAG: page_tags[pages] != pairs[:, 1],
         Finding.WRITER: page_writers[pages] != nonces[token_rows],
-        Finding.SLOT: ~inside | (slots < page_fill[pages]),
+        Finding.SLOT: ~inside | (slots < fill_of(page_places[pages])),
     }
     for finding, refused in refusals.items():
         rows = token_rows[refused]
         verdict[rows] |= word_of(finding)
     accepted = ~torch.stack(tuple(refusals.values())).any(dim=0)
-    return _Places(accepted, pages[accepted], slots[accepted])
+    return _Targets(accepted, pages[accepted], slots[accepted])
 
 
-def _store(rows: torch.Tensor, pages: torch.Tensor, scale: torch.Tensor, places: _Places) -> None:
+def _store(rows: torch.Tensor, pages: torch.Tensor, scale: torch.Tensor, targets: _Targets) -> None:
     """Rows [T, ..., D] into pages [num_pages, page_size, ..., D]; a scale that has all of these but D is written."""
-    rows = rows[places.accepted]
+    rows = rows[targets.accepted]
     factor = scale
     if scale.ndim == pages.ndim - 1:
         factor = fp8.dynamic_scale(rows)
-        scale[places.pages, places.slots] = factor
+        scale[targets.pages, targets.slots] = factor
     scaled = rows / factor.unsqueeze(-1)
-    pages[places.pages, places.slots] = fp8.encode(scaled) if pages.dtype == fp8.DTYPE else scaled.to(pages.dtype)
+    pages[targets.pages, targets.slots] = fp8.encode(scaled) if pages.dtype == fp8.DTYPE else scaled.to(pages.dtype)
 
 
-def _advance(page_fill: torch.Tensor, places: _Places) -> None:
-    page_fill.scatter_reduce_(0, places.pages, (places.slots + 1).to(page_fill.dtype), reduce="amax")
+def _advance(page_places: torch.Tensor, targets: _Targets) -> None:
+    filled = filled_to(page_places[targets.pages], (targets.slots + 1).to(page_places.dtype))
+    page_places.scatter_reduce_(0, targets.pages, filled, reduce="amax")

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from octavo_kernels.errors import require_contiguous, require_dtype, require_shape
+from octavo_kernels.formats.place import FILL_BITS, FILL_MASK, require_page_size
 from octavo_kernels.formats.verdict import UNCONCLUDED, Finding
 from octavo_kernels.triton.aot_case import AotCase
 from octavo_kernels.triton.architecture import on_device_of_tensors
@@ -24,6 +25,8 @@ _LOGICAL = tl.constexpr(int(Finding.LOGICAL))
 _FILL = tl.constexpr(int(Finding.FILL))
 _BINDING = tl.constexpr(int(Finding.BINDING))
 _UNCONCLUDED = tl.constexpr(UNCONCLUDED)
+_FILL_BITS = tl.constexpr(FILL_BITS)
+_FILL_MASK = tl.constexpr(FILL_MASK)
 
 PAIRS_AT_ONCE = 256
 """Entries of a row that a program looks at in one go."""
@@ -49,8 +52,7 @@ def check_row(
     nonces,
     bindings,
     page_tags,
-    page_logical,
-    page_fill,
+    page_places,
     verdict,
     table_width,
     num_pages,
@@ -74,11 +76,11 @@ def check_row(
         outside = (page <= 0) | (page >= num_pages)
         needed = there & (needed_fill(context, entry, PAGE) > 0)
         known = page_or_null(page, num_pages)
-        fill = tl.load(page_fill + known, mask=there, other=0)
+        place = tl.load(page_places + known, mask=there, other=0)
         bits |= tl.where((held | needed) & outside, _RANGE, 0)
         bits |= tl.where(held & (tl.load(page_tags + known, mask=there, other=0) != tag), _TAG, 0)
-        bits |= tl.where(held & (tl.load(page_logical + known, mask=there, other=0) != entry), _LOGICAL, 0)
-        bits |= tl.where(there & (fill < needed_fill(before, entry, PAGE)), _FILL, 0)
+        bits |= tl.where(held & ((place >> _FILL_BITS) != entry), _LOGICAL, 0)
+        bits |= tl.where(there & ((place & _FILL_MASK) < needed_fill(before, entry, PAGE)), _FILL, 0)
         terms += tl.where(held, mix(nonce, entry, page, tag), 0)
     found = tl.where(context > table_width.to(tl.int64) * PAGE, _RANGE, 0)
     found |= any_of(bits, _RANGE) | any_of(bits, _TAG) | any_of(bits, _LOGICAL) | any_of(bits, _FILL)
@@ -90,7 +92,7 @@ def check_row(
 def conclude_row(
     block_table,
     context_lens,
-    page_fill,
+    page_places,
     verdict,
     table_width,
     num_pages,
@@ -107,7 +109,7 @@ def conclude_row(
         entry = first + tl.arange(0, BLOCK)
         there = entry < table_width
         known = page_or_null(tl.load(table_row + entry * 2, mask=there, other=0), num_pages)
-        fill = tl.load(page_fill + known, mask=there, other=0)
+        fill = tl.load(page_places + known, mask=there, other=0) & _FILL_MASK
         bits |= tl.where(there & (fill < needed_fill(context, entry, PAGE)), _FILL, 0)
     word = tl.load(verdict + row)
     word |= tl.where(any_of(bits, _FILL) != 0, _FILL | _UNCONCLUDED, 0)
@@ -123,14 +125,13 @@ def check_rows(
     nonces: torch.Tensor,
     bindings: torch.Tensor,
     page_tags: torch.Tensor,
-    page_logical: torch.Tensor,
-    page_fill: torch.Tensor,
+    page_places: torch.Tensor,
     page_size: int,
     verdict: torch.Tensor,
 ) -> None:
     """As `reference.integrity.check_rows`; raises KernelInputError for dtypes, shapes and layout."""
     rows, num_pages = verdict.shape[0], page_tags.shape[0]
-    _check_records(page_tags=page_tags, page_logical=page_logical, page_fill=page_fill)
+    _check_records(page_size, page_tags=page_tags, page_places=page_places)
     _check_rows(rows, block_table=block_table, context_lens=context_lens, nonces=nonces, verdict=verdict)
     require_shape("query_start", query_start, rows + 1)
     require_dtype("query_start", query_start, torch.int32)
@@ -146,8 +147,7 @@ def check_rows(
         nonces,
         bindings,
         page_tags,
-        page_logical,
-        page_fill,
+        page_places,
         verdict,
         block_table.shape[1],
         num_pages,
@@ -161,32 +161,33 @@ def conclude(
     *,
     block_table: torch.Tensor,
     context_lens: torch.Tensor,
-    page_fill: torch.Tensor,
+    page_places: torch.Tensor,
     page_size: int,
     step: int,
     verdict: torch.Tensor,
 ) -> None:
     """As `reference.integrity.conclude`; raises KernelInputError for dtypes, shapes and layout."""
     rows = verdict.shape[0]
-    _check_records(page_fill=page_fill)
+    _check_records(page_size, page_places=page_places)
     _check_rows(rows, block_table=block_table, context_lens=context_lens, verdict=verdict)
     if rows == 0:
         return
     conclude_row[(rows,)](
         block_table,
         context_lens,
-        page_fill,
+        page_places,
         verdict,
         block_table.shape[1],
-        page_fill.shape[0],
+        page_places.shape[0],
         step,
         PAGE=page_size,
         BLOCK=PAIRS_AT_ONCE,
     )
 
 
-def _check_records(**records: torch.Tensor) -> None:
+def _check_records(page_size: int, **records: torch.Tensor) -> None:
     """Page records of one length."""
+    require_page_size(page_size)
     num_pages = next(iter(records.values())).shape[0]
     for name, record in records.items():
         require_shape(name, record, num_pages)
@@ -203,9 +204,9 @@ def _check_rows(rows: int, *, block_table: torch.Tensor, **words: torch.Tensor) 
     require_contiguous(block_table=block_table, **words)
 
 
-_CONCLUDED = dict.fromkeys(("block_table", "context_lens", "page_fill", "verdict"), "*i32")
+_CONCLUDED = dict.fromkeys(("block_table", "context_lens", "page_places", "verdict"), "*i32")
 _SIZES = dict.fromkeys(("table_width", "num_pages"), "i32")
-_CHECKED = dict.fromkeys(("query_start", "nonces", "page_tags", "page_logical"), "*i32") | {"bindings": "*i64"}
+_CHECKED = dict.fromkeys(("query_start", "nonces", "page_tags"), "*i32") | {"bindings": "*i64"}
 _CONSTANTS = {"PAGE": 64, "BLOCK": PAIRS_AT_ONCE}
 
 AOT_CASES: tuple[AotCase, ...] = (

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from octavo_kernels.errors import KernelInputError, require_contiguous, require_dtype, require_shape
 from octavo_kernels.formats import fp8
+from octavo_kernels.formats.place import FILL_MASK, require_page_size
 from octavo_kernels.formats.verdict import UNCONCLUDED, Finding
 from octavo_kernels.reference.mla_attention import check_rows_and_scale
 from octavo_kernels.reference.paged_attention import check_pages
@@ -30,6 +31,7 @@ _TAG = tl.constexpr(int(Finding.TAG))
 _WRITER = tl.constexpr(int(Finding.WRITER))
 _SLOT = tl.constexpr(int(Finding.SLOT))
 _UNCONCLUDED = tl.constexpr(UNCONCLUDED)
+_FILL_MASK = tl.constexpr(FILL_MASK)
 _PER_HEAD = tl.constexpr(PER_HEAD)
 _PER_TOKEN = tl.constexpr(PER_TOKEN)
 _LARGEST_FLOAT = tl.constexpr(torch.finfo(torch.float32).max)
@@ -96,7 +98,7 @@ def store_rows(
     nonces,
     page_tags,
     page_writers,
-    page_fill,
+    page_places,
     verdict,
     accepted,
     rows,
@@ -131,7 +133,7 @@ def store_rows(
     refused = tl.where(inside & ((page <= 0) | (page >= num_pages)), _RANGE, 0)
     refused |= tl.where(tl.load(page_tags + known) != tag, _TAG, 0)
     refused |= tl.where(tl.load(page_writers + known) != tl.load(nonces + row), _WRITER, 0)
-    refused |= tl.where(real_row & inside & (slot >= tl.load(page_fill + known)), 0, _SLOT)
+    refused |= tl.where(real_row & inside & (slot >= (tl.load(page_places + known) & _FILL_MASK)), 0, _SLOT)
     if LAST_LAYER:
         if tl.program_id(1) == 0:
             tl.store(accepted + token, tl.where(refused == 0, known, -1))
@@ -146,13 +148,17 @@ def store_rows(
 
 
 @triton.jit(do_not_specialize=("tokens",))
-def raise_fill(accepted, positions, page_fill, tokens, PAGE: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid (ceil(T / BLOCK)). The fill mark of each accepted token's page reaches at least past its slot."""
+def raise_fill(accepted, positions, page_places, tokens, PAGE: tl.constexpr, BLOCK: tl.constexpr):
+    """Grid (ceil(T / BLOCK)). The fill mark of each accepted token's page reaches at least past its slot.
+
+    The word above the mark is the same before and after, so what is loaded here may be older than what is raised.
+    """
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     page = tl.load(accepted + token, mask=token < tokens, other=-1)
     position = tl.load(positions + token, mask=token < tokens, other=0)
-    filled = (position % PAGE).to(tl.int32) + 1
-    tl.atomic_max(page_fill + tl.maximum(page, 0), filled, mask=page > 0, sem="relaxed")
+    mark = page_places + tl.maximum(page, 0)
+    filled = (tl.load(mark, mask=page > 0, other=0) & ~_FILL_MASK) | ((position % PAGE).to(tl.int32) + 1)
+    tl.atomic_max(mark, filled, mask=page > 0, sem="relaxed")
 
 
 @on_device_of_tensors
@@ -170,7 +176,7 @@ def kv_write(
     nonces: torch.Tensor,
     page_tags: torch.Tensor,
     page_writers: torch.Tensor,
-    page_fill: torch.Tensor,
+    page_places: torch.Tensor,
     verdict: torch.Tensor,
     last_layer: bool,
 ) -> None:
@@ -181,8 +187,8 @@ def kv_write(
         require_shape(name, rows, positions.shape[0], *k_pages.shape[2:])
     require_dtype("value", value, key.dtype)
     require_contiguous(key=key, value=value, k_pages=k_pages, v_pages=v_pages, k_scale=k_scale, v_scale=v_scale)
-    places = (block_table, token_rows, positions, nonces, page_tags, page_writers, page_fill, verdict)
-    _write(key, value, k_pages, v_pages, k_scale, v_scale, *places, last_layer=last_layer)
+    tables = (block_table, token_rows, positions, nonces, page_tags, page_writers, page_places, verdict)
+    _write(key, value, k_pages, v_pages, k_scale, v_scale, *tables, last_layer=last_layer)
 
 
 @on_device_of_tensors
@@ -197,7 +203,7 @@ def mla_write(
     nonces: torch.Tensor,
     page_tags: torch.Tensor,
     page_writers: torch.Tensor,
-    page_fill: torch.Tensor,
+    page_places: torch.Tensor,
     verdict: torch.Tensor,
     last_layer: bool,
 ) -> None:
@@ -208,8 +214,8 @@ def mla_write(
     require_contiguous(row=row, pages=pages, scale=scale)
     # A latent row is the key of one head without a value, and its scale per token one per token and head.
     scale = scale.unsqueeze(-1) if scale.ndim else scale
-    places = (block_table, token_rows, positions, nonces, page_tags, page_writers, page_fill, verdict)
-    _write(row.unsqueeze(1), None, pages.unsqueeze(2), None, scale, None, *places, last_layer=last_layer)
+    tables = (block_table, token_rows, positions, nonces, page_tags, page_writers, page_places, verdict)
+    _write(row.unsqueeze(1), None, pages.unsqueeze(2), None, scale, None, *tables, last_layer=last_layer)
 
 
 def _write(
@@ -225,24 +231,25 @@ def _write(
     nonces: torch.Tensor,
     page_tags: torch.Tensor,
     page_writers: torch.Tensor,
-    page_fill: torch.Tensor,
+    page_places: torch.Tensor,
     verdict: torch.Tensor,
     *,
     last_layer: bool,
 ) -> None:
     num_pages, page_size, heads, dim = k_pages.shape
     tokens, rows = positions.shape[0], verdict.shape[0]
+    require_page_size(page_size)
     require_shape("block_table", block_table, rows, None, 2)
     require_shape("token_rows", token_rows, tokens)
     require_shape("nonces", nonces, rows)
-    for name, places in (("token_rows", token_rows), ("positions", positions)):
-        require_dtype(name, places, torch.int64)
+    for name, of_tokens in (("token_rows", token_rows), ("positions", positions)):
+        require_dtype(name, of_tokens, torch.int64)
     words = {
         "block_table": block_table,
         "nonces": nonces,
         "page_tags": page_tags,
         "page_writers": page_writers,
-        "page_fill": page_fill,
+        "page_places": page_places,
         "verdict": verdict,
     }
     for name, word in words.items():
@@ -269,7 +276,7 @@ def _write(
         nonces,
         page_tags,
         page_writers,
-        page_fill,
+        page_places,
         verdict,
         accepted,
         rows,
@@ -288,7 +295,7 @@ def _write(
     )
     if accepted is not None:
         blocks = triton.cdiv(tokens, TOKENS_AT_ONCE)
-        raise_fill[(blocks,)](accepted, positions, page_fill, tokens, PAGE=page_size, BLOCK=TOKENS_AT_ONCE)
+        raise_fill[(blocks,)](accepted, positions, page_places, tokens, PAGE=page_size, BLOCK=TOKENS_AT_ONCE)
 
 
 def _case(name: str, *, heads: int, dim: int, stored: str, scales: int, value: bool, last_layer: bool) -> AotCase:
@@ -296,7 +303,7 @@ def _case(name: str, *, heads: int, dim: int, stored: str, scales: int, value: b
     signature |= dict.fromkeys(("token_rows", "positions"), "*i64") | dict.fromkeys(
         ("rows", "table_width", "num_pages"), "i32"
     )
-    signature |= dict.fromkeys(("nonces", "page_tags", "page_writers", "page_fill", "verdict"), "*i32")
+    signature |= dict.fromkeys(("nonces", "page_tags", "page_writers", "page_places", "verdict"), "*i32")
     constants: dict[str, object] = {
         "HEADS": heads,
         "DIM": dim,
@@ -324,7 +331,7 @@ AOT_CASES: tuple[AotCase, ...] = (
     AotCase(
         "kv_write/raise_fill",
         raise_fill,
-        {"accepted": "*i32", "positions": "*i64", "page_fill": "*i32", "tokens": "i32"},
+        {"accepted": "*i32", "positions": "*i64", "page_places": "*i32", "tokens": "i32"},
         {"PAGE": 64, "BLOCK": TOKENS_AT_ONCE},
         max_registers=40,
     ),

@@ -25,8 +25,8 @@ FP8_BLOCK = 128
 NVFP4_GROUP_SIZE = 16
 """Weights of one e4m3 scale in NVFP4."""
 
-PAGE_METADATA_BYTES = 16
-"""Integrity record per page: u32 tag, u32 logical index, u32 writer nonce, u32 fill mark."""
+PAGE_METADATA_BYTES = 12
+"""Integrity record per page: u32 tag, u32 place (logical index and fill mark), u32 writer nonce."""
 
 BITS_PER_BYTE = 8
 

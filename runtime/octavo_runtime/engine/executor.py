@@ -53,8 +53,7 @@ class Executor:
                 nonces=batch.nonces,
                 bindings=batch.bindings,
                 page_tags=records.tag,
-                page_logical=records.logical,
-                page_fill=records.fill,
+                page_places=records.place,
                 page_size=self._cache.page_size,
                 verdict=batch.verdict,
             )
@@ -64,7 +63,7 @@ class Executor:
             self._operations.conclude(
                 block_table=batch.block_table,
                 context_lens=batch.context_lens,
-                page_fill=records.fill,
+                page_places=records.place,
                 page_size=self._cache.page_size,
                 step=batch.step,
                 verdict=batch.verdict,

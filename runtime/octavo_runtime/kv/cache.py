@@ -37,15 +37,14 @@ class KvLayer:
 class PageRecords:
     """What the device knows of each page; all int32 [num_pages] (u32 bit patterns), updated by the allocator only.
 
-    tag: generation, bumped on allocation and on free; odd means free. logical: index of the page within its request.
-    writer: nonce of the only request that may store into it, or WRITER_SHARED / WRITER_NULL. fill: valid tokens,
-    advanced by the KV-write operation.
+    tag: generation, bumped on allocation and on free; odd means free. place: index of the page within its request and
+    fill mark, `octavo_kernels.formats.place`; the KV-write operation raises the mark. writer: nonce of the only request
+    that may store into it, or WRITER_SHARED / WRITER_NULL.
     """
 
     tag: torch.Tensor
-    logical: torch.Tensor
+    place: torch.Tensor
     writer: torch.Tensor
-    fill: torch.Tensor
 
     def apply(self, updates: RecordUpdates) -> None:
         """Write the allocator's changes; ordered before whatever the device is asked to do next."""
@@ -55,9 +54,8 @@ class PageRecords:
         pages = torch.from_numpy(updates.pages).to(device, torch.int64)
         for record, values in (
             (self.tag, updates.tags),
-            (self.logical, updates.logical),
+            (self.place, updates.places),
             (self.writer, updates.writers),
-            (self.fill, updates.fill),
         ):
             record.index_copy_(0, pages, torch.from_numpy(values).to(device))
 
@@ -79,7 +77,7 @@ class KvCache:
     @property
     def storage_bytes(self) -> int:
         """Bytes of all tensors that grow with the number of pages."""
-        records = (self.records.tag, self.records.logical, self.records.writer, self.records.fill)
+        records = (self.records.tag, self.records.place, self.records.writer)
         pages = [t for layer in self.layers for t in (layer.k, layer.v)]
         return sum(t.numel() * t.element_size() for t in (*pages, *records))
 
@@ -122,7 +120,7 @@ class KvCache:
         tag[NULL_PAGE] = 0
         return cls(
             layers=tuple(KvLayer(pages(), pages(), one.clone(), one.clone()) for _ in range(facts.layers)),
-            records=PageRecords(tag=tag, logical=record(0), writer=record(WRITER_NULL), fill=record(0)),
+            records=PageRecords(tag=tag, place=record(0), writer=record(WRITER_NULL)),
             page_size=page_size,
             format=format,
         )

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo_kernels.formats.binding import add, mix
+from octavo_kernels.formats.place import place_of
 
 NULL_PAGE = 0
 WRITER_NULL = 0
@@ -72,13 +73,12 @@ class Holding:
 
 @dataclass(frozen=True)
 class RecordUpdates:
-    """New values for the device's page records: five int32 arrays of equal length, u32 as bit patterns."""
+    """New values for the device's page records: int32 arrays of equal length, u32 as bit patterns."""
 
     pages: npt.NDArray[np.int32]
     tags: npt.NDArray[np.int32]
-    logical: npt.NDArray[np.int32]
+    places: npt.NDArray[np.int32]
     writers: npt.NDArray[np.int32]
-    fill: npt.NDArray[np.int32]
 
     @property
     def empty(self) -> bool:
@@ -184,9 +184,8 @@ class PagePool:
         return RecordUpdates(
             pages=np.array(pages, dtype=np.int32),
             tags=_bits([self._tag[page] for page in pages]),
-            logical=np.array([self._logical[page] for page in pages], dtype=np.int32),
+            places=np.array([place_of(self._logical[page], self._fill[page]) for page in pages], dtype=np.int32),
             writers=_bits([self._writer[page] for page in pages]),
-            fill=np.array([self._fill[page] for page in pages], dtype=np.int32),
         )
 
     def check_integrity(self, holdings: Iterable[Holding]) -> None:

@@ -77,7 +77,7 @@ class Attention:
             nonces=batch.nonces,
             page_tags=records.tag,
             page_writers=records.writer,
-            page_fill=records.fill,
+            page_places=records.place,
             verdict=batch.verdict,
             last_layer=self.layer == len(cache.layers) - 1,
         )

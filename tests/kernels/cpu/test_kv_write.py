@@ -18,7 +18,7 @@ from tests.kernels.paged import Scenario, scenario
 pytestmark = pytest.mark.usefixtures("each_variant")
 
 FP8 = torch.float8_e4m3fn
-CHANGED = ("k_pages", "v_pages", "pages", "k_scale", "v_scale", "scale", "page_fill", "verdict")
+CHANGED = ("k_pages", "v_pages", "pages", "k_scale", "v_scale", "scale", "page_places", "verdict")
 
 
 def arguments(step: Scenario, *, last_layer: bool = True) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def arguments(step: Scenario, *, last_layer: bool = True) -> dict[str, Any]:
         "nonces": step.nonces,
         "page_tags": step.tags,
         "page_writers": step.writers,
-        "page_fill": step.fill,
+        "page_places": step.places,
         "verdict": step.verdict,
         "last_layer": last_layer,
     }
@@ -167,7 +167,7 @@ def test_inputs_that_cannot_be_taken_are_named() -> None:
         "token_rows has 1, needed 0 to 0": {"token_rows": torch.tensor([1])},
         "token_rows has -1, needed 0 to 0": {"token_rows": torch.tensor([-1])},
         r"positions is torch\.int32": {"positions": step.positions.int()},
-        r"page_fill has shape \[2\]": {"page_fill": step.fill[:2]},
+        r"page_places has shape \[2\]": {"page_places": step.places[:2]},
         "page_tags is not contiguous": {"page_tags": step.tags.repeat(2)[::2]},
         r"nonces is torch\.int64": {"nonces": step.nonces.long()},
         r"verdict is torch\.int64": {"verdict": step.verdict.long()},
@@ -179,3 +179,5 @@ def test_inputs_that_cannot_be_taken_are_named() -> None:
         kv_write(rows.repeat(1, 1, 2)[..., ::2], rows, **good)
     with pytest.raises(KernelInputError, match="value has shape"):
         kv_write(rows, rows[:, :1], **good)
+    with pytest.raises(KernelInputError, match="page_size is 256"):
+        kv_write(rows, rows, **in_heads(scenario([20], [1], page_size=256), "tensor"))

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo_kernels.formats.place import place_of
 from octavo_kernels.formats.verdict import Finding, findings_of, is_clean
 from octavo_kernels.reference.integrity import check_rows, conclude
 from octavo_kernels.reference.kv_write import kv_write
@@ -26,8 +27,7 @@ def check(step: Scenario) -> None:
         nonces=step.nonces,
         bindings=step.bindings,
         page_tags=step.tags,
-        page_logical=step.logical,
-        page_fill=step.fill,
+        page_places=step.places,
         page_size=step.page_size,
         verdict=step.verdict,
     )
@@ -48,7 +48,7 @@ def store(step: Scenario, layer: int) -> None:
         nonces=step.nonces,
         page_tags=step.tags,
         page_writers=step.writers,
-        page_fill=step.fill,
+        page_places=step.places,
         verdict=step.verdict,
         last_layer=layer == LAYERS - 1,
     )
@@ -58,7 +58,7 @@ def finish(step: Scenario, number: int = STEP) -> None:
     conclude(
         block_table=step.block_table,
         context_lens=step.context_lens,
-        page_fill=step.fill,
+        page_places=step.places,
         page_size=step.page_size,
         step=number,
         verdict=step.verdict,
@@ -178,7 +178,7 @@ def binding_of_an_older_row(step: Scenario) -> None:
 
 
 def logical_index_of_another_place(step: Scenario) -> None:
-    step.logical[step.block_table[0, 1, 0]] = 5
+    step.places[step.block_table[0, 1, 0]] += place_of(4, 0)
 
 
 FAULTS: dict[Callable[[Scenario], None], Finding] = {

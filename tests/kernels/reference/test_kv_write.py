@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo_kernels.errors import KernelInputError
+from octavo_kernels.formats.place import place_of
 from octavo_kernels.formats.verdict import UNCONCLUDED, Finding, findings_of
 from octavo_kernels.reference.kv_write import kv_write, mla_write
 from tests.kernels.paged import Scenario, scenario
@@ -48,7 +49,7 @@ def write(
         nonces=step.nonces,
         page_tags=step.tags,
         page_writers=step.writers,
-        page_fill=step.fill,
+        page_places=step.places,
         verdict=step.verdict,
         last_layer=last_layer,
     )
@@ -91,7 +92,10 @@ def test_a_chunk_that_ends_beside_a_page_boundary_fills_exactly_its_pages(offset
     step = scenario([32 + offset], [20], page_size=16)
     write(step, *new_rows(step))
     pages = step.block_table[0, :3, 0].tolist()
-    assert [int(step.fill[page]) for page in pages] == [16, 16 + min(0, offset), max(0, offset)]
+    filled = [16, 16 + min(0, offset), max(0, offset)]
+    places = [place_of(index, fill) for index, fill in enumerate(filled)]
+    places[2] *= offset > 0
+    assert step.places[pages].tolist() == places
 
 
 def test_only_the_last_layer_advances_the_fill_mark() -> None:
@@ -204,6 +208,12 @@ def test_no_mark_can_be_mistaken_for_a_step_number() -> None:
     assert int(step.verdict[0]) < 0
 
 
+def test_a_page_larger_than_its_fill_mark_counts_is_refused() -> None:
+    step = scenario([10], [1], page_size=256)
+    with pytest.raises(KernelInputError, match="page_size is 256"):
+        write(step, *new_rows(step))
+
+
 def test_wrong_shapes_are_named() -> None:
     step = two_rows()
     key, value = new_rows(step)
@@ -290,7 +300,7 @@ def test_latent_rows_are_stored_as_keys_of_one_head_are(
         nonces=step.nonces,
         page_tags=step.tags,
         page_writers=step.writers,
-        page_fill=step.fill,
+        page_places=step.places,
         verdict=step.verdict,
         last_layer=True,
     )

@@ -9,6 +9,7 @@ import torch
 from octavo_kernels.formats import fp8
 from octavo_kernels.formats.experts import Int4Experts
 from octavo_kernels.formats.int4 import quantise
+from octavo_kernels.formats.place import fill_of
 from octavo_kernels.triton import digest, integrity
 from octavo_kernels.triton.experts import TritonExperts
 from octavo_kernels.triton.experts_weights import StoredExperts
@@ -29,8 +30,8 @@ class DecodeStep:
     pool: Scenario
     query: torch.Tensor
     scale: torch.Tensor
-    fill_before: torch.Tensor
-    """Fill marks as they were, so that the step can be done again."""
+    places_before: torch.Tensor
+    """Places of the pages as they were, so that the step can be done again."""
     all_pages: torch.Tensor
     prepared: StoredExperts
     ids: torch.Tensor
@@ -41,15 +42,14 @@ class DecodeStep:
         """The layer's output [T, HIDDEN] and the verdict [R]; launches only, no word from the device."""
         pool = self.pool
         pool.verdict.zero_()
-        pool.fill.copy_(self.fill_before)
+        pool.places.copy_(self.places_before)
         rows = {"block_table": pool.block_table, "nonces": pool.nonces, "page_tags": pool.tags}
-        read = {"context_lens": pool.context_lens, "page_fill": pool.fill, "verdict": pool.verdict}
+        read = {"context_lens": pool.context_lens, "page_places": pool.places, "verdict": pool.verdict}
         integrity.check_rows(
             **rows,
             **read,
             query_start=pool.query_start,
             bindings=pool.bindings,
-            page_logical=pool.logical,
             page_size=pool.page_size,
         )
         pages = {"k_pages": pool.k_pages, "v_pages": pool.v_pages, "k_scale": self.scale, "v_scale": self.scale}
@@ -62,7 +62,7 @@ class DecodeStep:
             token_rows=pool.token_rows,
             positions=pool.positions,
             page_writers=pool.writers,
-            page_fill=pool.fill,
+            page_places=pool.places,
             verdict=pool.verdict,
             last_layer=True,
         )
@@ -78,7 +78,7 @@ class DecodeStep:
             verdict=pool.verdict,
         )
         out = self.experts.apply(seen.view(-1, HIDDEN), self.prepared, self.ids, self.weights)
-        digest.digest_pages(k_pages=pool.k_pages, v_pages=pool.v_pages, pages=self.all_pages, fill=pool.fill)
+        digest.digest_pages(k_pages=pool.k_pages, v_pages=pool.v_pages, pages=self.all_pages, fill=fill_of(pool.places))
         integrity.conclude(block_table=pool.block_table, **read, page_size=pool.page_size, step=STEP)
         return out, pool.verdict
 
@@ -98,7 +98,7 @@ def decode_step(contexts: tuple[int, ...] = (1, 16, 17, 300)) -> DecodeStep:
         pool=pool,
         query=torch.randn((rows, KV_HEADS * GROUP, DIM), generator=generator),
         scale=torch.ones(()),
-        fill_before=pool.fill.clone(),
+        places_before=pool.places.clone(),
         all_pages=torch.arange(pool.tags.shape[0], dtype=torch.int32),
         prepared=experts.prepare(stack),
         ids=ids,

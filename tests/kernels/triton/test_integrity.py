@@ -29,8 +29,7 @@ def records(step: Scenario) -> dict[str, torch.Tensor]:
         "nonces": step.nonces,
         "bindings": step.bindings,
         "page_tags": step.tags,
-        "page_logical": step.logical,
-        "page_fill": step.fill,
+        "page_places": step.places,
     }
 
 
@@ -45,7 +44,7 @@ def check_words(step: Scenario) -> list[int]:
 
 def conclusion(step: Scenario) -> list[int]:
     """The words of both after `conclude`, which must be equal."""
-    tensors = {name: records(step)[name] for name in ("block_table", "context_lens", "page_fill")}
+    tensors = {name: records(step)[name] for name in ("block_table", "context_lens", "page_places")}
     expected = step.verdict.clone()
     reference.conclude(**tensors, page_size=step.page_size, step=STEP, verdict=expected)
     integrity.conclude(**tensors, page_size=step.page_size, step=STEP, verdict=step.verdict)
@@ -92,12 +91,12 @@ def test_any_word_in_a_block_table_leaves_the_word_of_the_reference(row: int, en
 
 
 @settings(deadline=None, max_examples=6)
-@given(context=WORDS, start=st.integers(-5, 5), fill=WORDS)
-def test_any_length_and_fill_mark_leaves_the_word_of_the_reference(context: int, start: int, fill: int) -> None:
+@given(context=WORDS, start=st.integers(-5, 5), place=WORDS)
+def test_any_length_and_place_leaves_the_word_of_the_reference(context: int, start: int, place: int) -> None:
     step = three_rows()
     step.context_lens[1] = context
     step.query_start[1] += start
-    step.fill[step.block_table[0, 1, 0]] = fill
+    step.places[step.block_table[0, 1, 0]] = place
     check_words(step)
     conclusion(step)
 
@@ -152,6 +151,12 @@ def test_wrong_dtypes_are_refused_by_name(name: str, dtype: torch.dtype) -> None
     tensors[name] = tensors[name].to(dtype)
     with pytest.raises(KernelInputError, match=f"{name} is {dtype}"):
         integrity.check_rows(**tensors, page_size=16, verdict=step.verdict)
+
+
+def test_a_page_larger_than_its_fill_mark_counts_is_refused() -> None:
+    step = three_rows()
+    with pytest.raises(KernelInputError, match="page_size is 256"):
+        integrity.check_rows(**records(step), page_size=256, verdict=step.verdict)
 
 
 def test_a_table_with_gaps_is_refused() -> None:

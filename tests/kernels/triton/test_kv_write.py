@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from octavo_kernels.errors import KernelInputError
 from octavo_kernels.formats import fp8
+from octavo_kernels.formats.place import place_of
 from octavo_kernels.formats.verdict import UNCONCLUDED, Finding, findings_of
 from octavo_kernels.reference import kv_write as reference
 from octavo_kernels.triton import kv_write as kernels
@@ -78,7 +79,7 @@ def state_of(step: Scenario, layout: str) -> State:
         "nonces": step.nonces,
         "page_tags": step.tags,
         "page_writers": step.writers,
-        "page_fill": step.fill,
+        "page_places": step.places,
         "verdict": step.verdict,
     }
 
@@ -145,7 +146,7 @@ def test_every_layer_of_a_step_sees_the_fill_mark_as_it_was_before_it() -> None:
     step.positions[:] = step.positions[order].clone()
     state = write_both(step, key, key, layout="tensor", last_layer=True)
     pages = step.block_table[0, :2, 0].tolist()
-    assert [int(state["page_fill"][page]) for page in pages] == [16, 4]
+    assert state["page_places"][pages].tolist() == [place_of(0, 16), place_of(1, 4)]
 
 
 def newer_generation(step: Scenario) -> None:
@@ -260,7 +261,7 @@ def test_a_token_of_no_row_is_stored_nowhere(row: int) -> None:
     others = [0, 2]
     expected["token_rows"], expected["positions"] = step.token_rows[others], step.positions[others]
     reference.kv_write(key[others], key[others], **expected, last_layer=True)
-    for name in ("k_pages", "v_pages", "page_fill", "verdict"):
+    for name in ("k_pages", "v_pages", "page_places", "verdict"):
         assert torch.equal(state[name], expected[name]), name
 
 
@@ -269,6 +270,12 @@ def test_a_table_without_pages_is_refused() -> None:
     state = state_of(step, "tensor") | {"block_table": torch.zeros((1, 0, 2), dtype=torch.int32)}
     with pytest.raises(KernelInputError, match="rows of no pages"):
         kernels.kv_write(rows_for(step), rows_for(step), **state, last_layer=True)
+
+
+def test_a_page_larger_than_its_fill_mark_counts_is_refused() -> None:
+    step = scenario([20], [1], page_size=256)
+    with pytest.raises(KernelInputError, match="page_size is 256"):
+        kernels.kv_write(rows_for(step), rows_for(step), **state_of(step, "tensor"), last_layer=True)
 
 
 def test_no_tokens_need_no_launch() -> None:
@@ -282,7 +289,7 @@ def test_no_tokens_need_no_launch() -> None:
     [
         ("k_pages", lambda t: t.float(), "k_pages is torch.float32"),
         ("positions", lambda t: t.int(), "positions is torch.int32"),
-        ("page_fill", lambda t: t.long(), "page_fill is torch.int64"),
+        ("page_places", lambda t: t.long(), "page_places is torch.int64"),
         ("page_tags", lambda t: t[:-1], "page_tags has shape"),
         ("nonces", lambda t: t[:-1], "nonces has shape"),
         ("block_table", lambda t: t.repeat(1, 2, 1)[:, ::2], "block_table is not contiguous"),

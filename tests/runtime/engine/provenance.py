@@ -85,7 +85,7 @@ class ProvenanceModel:
             nonces=batch.nonces,
             page_tags=records.tag,
             page_writers=records.writer,
-            page_fill=records.fill,
+            page_places=records.place,
             verdict=batch.verdict,
             last_layer=True,
         )

@@ -110,9 +110,8 @@ def test_the_device_is_told_of_every_change_before_the_step() -> None:
     rig.cache.records.apply(rig.scheduler.pool.take_updates())
     ours, theirs = rig.scheduler.pool.records(), rig.cache.records
     assert ours.tags.tolist() == theirs.tag.tolist()
-    assert ours.fill.tolist() == theirs.fill.tolist()
+    assert ours.places.tolist() == theirs.place.tolist()
     assert ours.writers.tolist() == theirs.writer.tolist()
-    assert ours.logical.tolist() == theirs.logical.tolist()
 
 
 Case = tuple[list[int], int, int]

@@ -45,12 +45,12 @@ def test_the_pool_occupies_what_the_contract_says(kv: KvFormat) -> None:
 def test_the_derivation_names_every_figure() -> None:
     capacity = kv_capacity(QWEN3_30B, KvFormat.FP8, LAYOUT, 10_000_000, 64)
     assert capacity.derivation == (
-        "10000000 bytes / (64 tokens x 49152 bytes of FP8 KV + 16 bytes of integrity record) = 3 pages, "
+        "10000000 bytes / (64 tokens x 49152 bytes of FP8 KV + 12 bytes of integrity record) = 3 pages, "
         "less the NULL page = 128 tokens"
     )
     assert (capacity.tokens, capacity.storage_bytes) == (128, 3 * capacity.page_bytes)
 
 
 def test_a_budget_without_room_for_a_page_is_refused_with_the_bytes_it_takes() -> None:
-    with pytest.raises(Refused, match=r"--kv-cache-memory-bytes 6000000 .* two pages of 64 tokens in FP8 take 6291488"):
+    with pytest.raises(Refused, match=r"--kv-cache-memory-bytes 6000000 .* two pages of 64 tokens in FP8 take 6291480"):
         kv_capacity(QWEN3_30B, KvFormat.FP8, LAYOUT, 6_000_000, 64)

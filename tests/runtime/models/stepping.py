@@ -12,6 +12,7 @@ import torch
 from octavo_kernels.catalogue import operations_for
 from octavo_kernels.device import Device
 from octavo_kernels.formats.binding import add, mix
+from octavo_kernels.formats.place import place_of
 from octavo_kernels.formats.verdict import is_clean
 from octavo_kernels.registry import Formats
 from octavo_runtime.contract.parallel import ParallelLayout
@@ -89,8 +90,7 @@ class Stepper:
             nonces=batch.nonces,
             bindings=batch.bindings,
             page_tags=records.tag,
-            page_logical=records.logical,
-            page_fill=records.fill,
+            page_places=records.place,
             page_size=PAGE_SIZE,
             verdict=batch.verdict,
         )
@@ -98,7 +98,7 @@ class Stepper:
         operations.conclude(
             block_table=batch.block_table,
             context_lens=batch.context_lens,
-            page_fill=records.fill,
+            page_places=records.place,
             page_size=PAGE_SIZE,
             step=batch.step,
             verdict=batch.verdict,
@@ -140,8 +140,8 @@ class Stepper:
         while len(sequence.pages) * PAGE_SIZE < sequence.cached:
             self.pages_used += 1
             page, logical = self.pages_used, len(sequence.pages)
-            records.tag[page], records.logical[page] = LIVE_TAG, logical
-            records.writer[page], records.fill[page] = sequence.nonce, 0
+            records.tag[page], records.writer[page] = LIVE_TAG, sequence.nonce
+            records.place[page] = place_of(logical, 0)
             sequence.pages.append(page)
             sequence.binding = add(sequence.binding, mix(sequence.nonce, logical, page, LIVE_TAG))
 

@@ -2,6 +2,7 @@
 #include <float.h>
 
 #include "fp8_vector.h"
+#include "page_place.h"
 
 enum finding { RANGE = 1, TAG = 2, WRITER = 32, SLOT = 64 }; /* as in formats/verdict.py */
 #define UNCONCLUDED INT32_MIN
@@ -10,7 +11,7 @@ enum finding { RANGE = 1, TAG = 2, WRITER = 32, SLOT = 64 }; /* as in formats/ve
 struct tables {
     const int32_t *block_table, *nonces, *tags, *writers;
     const int64_t *token_rows, *positions;
-    int32_t *fill, *verdict;
+    int32_t *page_places, *verdict;
     int64_t tokens, rows, table_pages, num_pages, page_size;
 };
 
@@ -29,7 +30,7 @@ static int64_t accepted_place(const struct tables *t, int64_t token) {
     if (inside && !in_pool) found |= RANGE;
     if (t->tags[page] != pair[1]) found |= TAG;
     if (t->writers[page] != t->nonces[row]) found |= WRITER;
-    if (!inside || slot < t->fill[page]) found |= SLOT;
+    if (!inside || slot < fill_of(t->page_places[page])) found |= SLOT;
     if (!found) return page * t->page_size + slot;
     t->verdict[row] |= UNCONCLUDED | found;
     return REFUSED;
@@ -78,10 +79,10 @@ static void store(const float *rows, uint8_t *pages, float *scale, const int64_t
 /* `value` NULL: rows of MLA, only keys. Pages and scales as in reference/kv_write.py; `places` is scratch [tokens]. */
 void kv_write(const float *key, const float *value, uint8_t *k_pages, uint8_t *v_pages, float *k_scale, float *v_scale,
               const int32_t *block_table, const int64_t *token_rows, const int64_t *positions, const int32_t *nonces,
-              const int32_t *tags, const int32_t *writers, int32_t *fill, int32_t *verdict, int64_t *places,
+              const int32_t *tags, const int32_t *writers, int32_t *page_places, int32_t *verdict, int64_t *places,
               int64_t tokens, int64_t rows, int64_t table_pages, int64_t num_pages, int64_t page_size, int64_t heads,
               int64_t dim, int64_t fp8, int64_t k_scales, int64_t v_scales, int64_t last_layer, int64_t threads) {
-    struct tables t = {block_table, nonces, tags, writers, token_rows, positions, fill, verdict,
+    struct tables t = {block_table, nonces, tags, writers, token_rows, positions, page_places, verdict,
                        tokens, rows, table_pages, num_pages, page_size};
     for (int64_t token = 0; token < tokens; token++) places[token] = accepted_place(&t, token);
     store(key, k_pages, k_scale, places, tokens, heads, dim, (int)fp8, k_scales, threads);
@@ -89,7 +90,7 @@ void kv_write(const float *key, const float *value, uint8_t *k_pages, uint8_t *v
     if (!last_layer) return;
     for (int64_t token = 0; token < tokens; token++) {
         if (places[token] == REFUSED) continue;
-        int32_t *mark = fill + places[token] / page_size, end = (int32_t)(places[token] % page_size + 1);
-        if (end > *mark) *mark = end;
+        int32_t *mark = page_places + places[token] / page_size, end = (int32_t)(places[token] % page_size + 1);
+        if (end > fill_of(*mark)) *mark = filled_to(*mark, end);
     }
 }
