@@ -128,7 +128,7 @@ def test_memory_that_is_not_there_is_refused_before_loading(
 
 
 def test_a_broken_check_never_becomes_ready(settings: EngineSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo_runtime.kv.pool.mix", lambda *_: 1)
+    monkeypatch.setattr("octavo_runtime.kv.holding.mix", lambda *_: 1)
     with pytest.raises(Refused, match=r"the warm-up request failed the KV integrity check \(binding\)"):
         startup.start_engine(settings, silent)
     startup.start_engine(replace(settings, integrity=IntegrityMode.OFF), silent)

@@ -152,7 +152,7 @@ def test_the_binding_is_the_sum_over_all_pairs_of_the_request() -> None:
 
 def test_tags_go_on_at_two_after_the_last_one() -> None:
     pool = PagePool(2, PAGE_SIZE)
-    pool._tag[1] = 2**32 - 1
+    pool.book.tag[1] = 2**32 - 1
     assert holding_of(pool, 1).tags == [2]
     pool.check_integrity([Holding(7, [1], [2], mix(7, 0, 1, 2))])
 
@@ -183,12 +183,12 @@ def test_fill_marks_follow_the_tokens_of_a_step() -> None:
     ("damage", "message"),
     [
         (lambda pool: pool._free.append(pool._free[0]), "free list twice"),
-        (lambda pool: pool._free.append(1), "page 1 is in 2 of"),
-        (lambda pool: pool._free.popleft(), "is in 0 of"),
-        (lambda pool: pool._refs.__setitem__(1, 2), "counts 2 references, 1 exist"),
-        (lambda pool: pool._tag.__setitem__(NULL_PAGE, 2), "NULL page"),
-        (lambda pool: pool._tag.__setitem__(3, 4), "page 3 has tag 4 with 0 references"),
-        (lambda pool: pool._logical.__setitem__(1, 5), "logical index 5, held as 0"),
+        (lambda pool: pool._free.append(1), "page 1 is LIVE and free"),
+        (lambda pool: pool._free.popleft(), "page 2 is FREE and not free"),
+        (lambda pool: pool.book.refs.__setitem__(1, 2), "counts 2 references, 1 exist"),
+        (lambda pool: pool.book.tag.__setitem__(NULL_PAGE, 2), "host_null_page"),
+        (lambda pool: pool.book.tag.__setitem__(3, 4), "page 3 .FREE. contradicts itself: host_tag"),
+        (lambda pool: pool.book.logical.__setitem__(1, 5), "logical index 5, held as 0"),
     ],
 )
 def test_the_audit_sees_damage(damage: object, message: str) -> None:
