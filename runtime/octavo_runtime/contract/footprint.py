@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from octavo_runtime.contract.facts import AttentionKind, ModelFacts
 from octavo_runtime.contract.parallel import ParallelLayout
-from octavo_runtime.contract.precision import KvFormat, WeightFormat
+from octavo_runtime.contract.precision import KvFormat, KvScaling, WeightFormat
 
 DEFAULT_PAGE_SIZE = 64
 """Tokens per KV page. 16 wastes less at the end of short requests, 128 has shorter block tables."""
@@ -28,6 +28,9 @@ NVFP4_GROUP_SIZE = 16
 PAGE_METADATA_BYTES = 12
 """Integrity record per page: u32 tag, u32 place (logical index and fill mark), u32 writer nonce."""
 
+KV_SCALE_BYTES = 4
+"""FP32 scale of one token's key or value of one head, or of one MLA row. Scales per tensor do not grow with pages."""
+
 BITS_PER_BYTE = 8
 
 
@@ -41,14 +44,30 @@ def kv_row_elements(facts: ModelFacts, layout: ParallelLayout) -> int:
     return 2 * layout.kv_heads_per_rank * attention.head_dim
 
 
-def kv_bytes_per_token(facts: ModelFacts, kv: KvFormat, layout: ParallelLayout) -> int:
-    """KV cache bytes per token on one rank, all layers; page metadata is counted apart."""
-    return facts.layers * kv_row_elements(facts, layout) * kv.bytes_per_element
+def kv_scales_per_token(facts: ModelFacts, kv: KvFormat, layout: ParallelLayout, scaling: KvScaling) -> int:
+    """Scales stored per token and layer on one rank: none for BF16 and for scales per tensor."""
+    if kv is not KvFormat.FP8 or scaling is KvScaling.PER_TENSOR:
+        return 0
+    return 1 if facts.attention.kind is AttentionKind.MLA else 2 * layout.kv_heads_per_rank
 
 
-def page_bytes(facts: ModelFacts, kv: KvFormat, layout: ParallelLayout, page_size: int = DEFAULT_PAGE_SIZE) -> int:
+def kv_bytes_per_token(
+    facts: ModelFacts, kv: KvFormat, layout: ParallelLayout, scaling: KvScaling = KvScaling.PER_TENSOR
+) -> int:
+    """KV cache bytes per token on one rank, all layers, scales per token included; page metadata is counted apart."""
+    row = kv_row_elements(facts, layout) * kv.bytes_per_element
+    return facts.layers * (row + KV_SCALE_BYTES * kv_scales_per_token(facts, kv, layout, scaling))
+
+
+def page_bytes(
+    facts: ModelFacts,
+    kv: KvFormat,
+    layout: ParallelLayout,
+    page_size: int = DEFAULT_PAGE_SIZE,
+    scaling: KvScaling = KvScaling.PER_TENSOR,
+) -> int:
     """Bytes of one page of `page_size` tokens on one rank, integrity record included."""
-    return page_size * kv_bytes_per_token(facts, kv, layout) + PAGE_METADATA_BYTES
+    return page_size * kv_bytes_per_token(facts, kv, layout, scaling) + PAGE_METADATA_BYTES
 
 
 def pages_in(
@@ -57,9 +76,10 @@ def pages_in(
     kv: KvFormat,
     layout: ParallelLayout,
     page_size: int = DEFAULT_PAGE_SIZE,
+    scaling: KvScaling = KvScaling.PER_TENSOR,
 ) -> int:
     """Whole pages that fit `budget_bytes` on one rank, the reserved NULL page included."""
-    return max(0, budget_bytes) // page_bytes(facts, kv, layout, page_size)
+    return max(0, budget_bytes) // page_bytes(facts, kv, layout, page_size, scaling)
 
 
 def tokens_in(
@@ -68,16 +88,22 @@ def tokens_in(
     kv: KvFormat,
     layout: ParallelLayout,
     page_size: int = DEFAULT_PAGE_SIZE,
+    scaling: KvScaling = KvScaling.PER_TENSOR,
 ) -> int:
     """Tokens that requests can hold in `budget_bytes` on one rank: whole pages, less the NULL page."""
-    return max(0, pages_in(budget_bytes, facts, kv, layout, page_size) - 1) * page_size
+    return max(0, pages_in(budget_bytes, facts, kv, layout, page_size, scaling) - 1) * page_size
 
 
 def bytes_for_tokens(
-    tokens: int, facts: ModelFacts, kv: KvFormat, layout: ParallelLayout, page_size: int = DEFAULT_PAGE_SIZE
+    tokens: int,
+    facts: ModelFacts,
+    kv: KvFormat,
+    layout: ParallelLayout,
+    page_size: int = DEFAULT_PAGE_SIZE,
+    scaling: KvScaling = KvScaling.PER_TENSOR,
 ) -> int:
     """The smallest budget for which `tokens_in` is at least `tokens`."""
-    return (-(-tokens // page_size) + 1) * page_bytes(facts, kv, layout, page_size)
+    return (-(-tokens // page_size) + 1) * page_bytes(facts, kv, layout, page_size, scaling)
 
 
 def expert_bits(weights: WeightFormat, group_size: int | None = None) -> float:

@@ -34,6 +34,15 @@ class KvFormat(StrEnum):
         return 1 if self is KvFormat.FP8 else 2
 
 
+class KvScaling(StrEnum):
+    """What one scale of FP8 keys and values covers. BF16 has no scales."""
+
+    PER_TENSOR = "PerTensor"
+    """All keys (values) of a layer; known before the first token."""
+    PER_TOKEN_HEAD = "PerTokenHead"  # noqa: S105 - a token of text
+    """One token's key (value) of one head, found when it is stored; MLA: one token's row."""
+
+
 class Objective(StrEnum):
     """What precision is chosen for. Auto means latency: weights read for few tokens at a time."""
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from octavo_runtime.kv.holding import Holding, Nonces
 from octavo_runtime.kv.pages import Home, HostFinding, HostReason
-from octavo_runtime.kv.pool import OutOfPages, PagePool, PoolCorrupt, RecordUpdates
+from octavo_runtime.kv.pool import OutOfPages, PagePool, PoolCorrupt
 from octavo_runtime.kv.prefix import Chain, Entry, PrefixCache, PrefixKey
+from octavo_runtime.kv.updates import DeviceUpdates, PageCopy
 
 
 @dataclass(frozen=True)
@@ -30,23 +31,6 @@ class Match:
     """Pages of it that only the cache keeps: reading them makes them unavailable to others."""
     queried: int = 0
     """Tokens that were looked up."""
-
-
-@dataclass(frozen=True)
-class PageCopy:
-    """The first `tokens` slots of `source`, in all layers, go to `target`."""
-
-    source: int
-    target: int
-    tokens: int
-
-
-@dataclass(frozen=True)
-class DeviceUpdates:
-    """What the device must do before the next step: first write the records, then copy."""
-
-    records: RecordUpdates
-    copies: tuple[PageCopy, ...] = ()
 
 
 @dataclass

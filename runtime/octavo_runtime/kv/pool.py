@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +41,7 @@ from octavo_runtime.kv.pages import (
     HostReason,
     PageBook,
 )
+from octavo_runtime.kv.updates import RecordUpdates
 
 __all__ = [
     "NULL_PAGE",
@@ -67,21 +67,6 @@ class OutOfPages(Exception):
 
 class PoolCorrupt(Exception):
     """The pool's own books contradict each other or a holding: a defect, after which no page can be trusted."""
-
-
-@dataclass(frozen=True)
-class RecordUpdates:
-    """New values for the device's page records: int32 arrays of equal length, u32 as bit patterns."""
-
-    pages: npt.NDArray[np.int32]
-    tags: npt.NDArray[np.int32]
-    places: npt.NDArray[np.int32]
-    writers: npt.NDArray[np.int32]
-
-    @property
-    def empty(self) -> bool:
-        """Whether no page changed."""
-        return len(self.pages) == 0
 
 
 class PagePool:
