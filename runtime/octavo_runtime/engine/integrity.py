@@ -1,16 +1,5 @@
-"""IntegrityMode: what a KV integrity violation leads to."""
+"""What a KV integrity violation leads to; the mode is the contract's, since the operator passes it."""
 
 from __future__ import annotations
 
-from enum import StrEnum
-
-
-class IntegrityMode(StrEnum):
-    """Chosen with `--kv-integrity`."""
-
-    ENFORCE = "enforce"
-    """The token is dropped, the request recomputed once or ended."""
-    REPORT = "report"
-    """It is counted and logged, the token is delivered."""
-    OFF = "off"
-    """Nothing is checked."""
+from octavo_runtime.contract.integrity import IntegrityMode as IntegrityMode

@@ -69,6 +69,8 @@ class Cancel(Message, frozen=True):
     """Nobody waits for this request any more; unknown and finished ids are ignored."""
 
     request: str
+    index: int | None = None
+    """Only this one of the request's `n` answers: a stop string ended it while others go on. None is all of them."""
 
 
 class Shutdown(Message, frozen=True):
