@@ -1,83 +1,170 @@
 """Executor: the ranks that hold the model and the KV cache, and one step on them.
 
 The order within a step is the integrity argument: page records first, then the check of every row's pairs, then the
-layers (whose KV writes refuse foreign pages), then sampling, then the conclusion; tokens and verdicts come to the host
-together, in one copy.
+layers (whose KV writes refuse foreign pages), then sampling, then the conclusion; tokens, verdicts and digests come to
+the host together, in one copy, and this is the only time that a step waits for the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+import numpy as np
 import torch
 
 from octavo_kernels.catalogue import Operations
-from octavo_kernels.formats.sampling import SamplingParameters
-from octavo_runtime.contract.parallel import require_bundled_world_size
-from octavo_runtime.engine.batch import Batch
-from octavo_runtime.engine.request import EngineRequest
+from octavo_runtime.engine.buffers import LoadedStep, StepBuffers
+from octavo_runtime.engine.host_step import Int64, PreparedStep
 from octavo_runtime.kv.cache import KvCache
-from octavo_runtime.kv.pool import RecordUpdates
+from octavo_runtime.kv.updates import DeviceUpdates
 from octavo_runtime.models.base import Model
 
 
 @dataclass(frozen=True)
+class DigestJob:
+    """Full pages whose digests are wanted, each in one layer: `pages` [D] int64."""
+
+    pages: Int64
+    layers: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+
+NO_DIGESTS = DigestJob(np.zeros(0, np.int64), ())
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """What a step gave: a token for each sampling row, a verdict word for each row, both in row order."""
+    """What a step gave; rows are those of the batch."""
 
     tokens: list[int]
+    """[R], `buffers.NO_TOKEN` where the row does not sample."""
     verdicts: list[int]
+    """[R]."""
+    moved: Sequence[int] = ()
+    """For each page copy of the step, whether source and target differ afterwards (0 or 1)."""
+    digests: Sequence[int] = ()
+    """For each page of the job; with several ranks the sum of theirs modulo 2**32, as an int32."""
+    disagreements: Sequence[int] = ()
+    """Rows whose token or verdict is not the same on every rank."""
 
 
-class Executor:
-    """One rank so far; more are refused. `checks` False leaves the integrity check out (mode off)."""
+class Executor(Protocol):
+    """All ranks, as the engine sees them."""
 
-    def __init__(self, world_size: int, model: Model, cache: KvCache, operations: Operations, *, checks: bool) -> None:
-        require_bundled_world_size(world_size)
+    @property
+    def checks(self) -> int:
+        """How often the check kernels were launched; the watchdog looks at it."""
+        ...
+
+    def execute(self, step: PreparedStep, updates: DeviceUpdates, digests: DigestJob = NO_DIGESTS) -> Outcome:
+        """Apply `updates`, run the step, take the digests."""
+        ...
+
+    def self_check(self, step: int) -> int:
+        """Check a row without pages under this step number; the verdict word, which has to be `step`."""
+        ...
+
+
+class LocalExecutor:
+    """One rank, in this process. `checks` False leaves the integrity check out (mode off)."""
+
+    def __init__(
+        self, model: Model, cache: KvCache, operations: Operations, buffers: StepBuffers, *, checks: bool
+    ) -> None:
         self._model = model
         self._cache = cache
         self._operations = operations
-        self._checks = checks
+        self._buffers = buffers
+        self._checked = checks
+        self._checks = 0
+
+    @property
+    def checks(self) -> int:
+        """See `Executor`."""
+        return self._checks
 
     @torch.inference_mode()
-    def execute(self, batch: Batch, updates: RecordUpdates, sampling: Sequence[EngineRequest]) -> Outcome:
-        """Run one step. `sampling` are the requests of the rows that sample, in row order."""
-        records = self._cache.records
-        records.apply(updates)
-        if self._checks:
-            self._operations.check_rows(
-                block_table=batch.block_table,
-                query_start=batch.query_start,
-                context_lens=batch.context_lens,
-                nonces=batch.nonces,
-                bindings=batch.bindings,
-                page_tags=records.tag,
-                page_places=records.place,
-                page_size=self._cache.page_size,
-                verdict=batch.verdict,
-            )
-        logits = self._model.forward(batch, self._cache)
-        tokens = self._operations.sample(logits, _parameters(sampling, logits.device))
-        if self._checks:
-            self._operations.conclude(
-                block_table=batch.block_table,
-                context_lens=batch.context_lens,
-                page_places=records.place,
-                page_size=self._cache.page_size,
-                step=batch.step,
-                verdict=batch.verdict,
-            )
-        both = torch.cat((tokens, batch.verdict.to(torch.int64))).tolist()
-        return Outcome(tokens=both[: len(sampling)], verdicts=both[len(sampling) :])
+    def execute(self, step: PreparedStep, updates: DeviceUpdates, digests: DigestJob = NO_DIGESTS) -> Outcome:
+        """See `Executor`."""
+        cache = self._cache
+        loaded = self.load(step, digests)
+        moved = cache.apply(updates, self._operations.digest_pages)
+        if self._checked:
+            self._check(loaded)
+        logits = self._model.forward(loaded.batch, cache)
+        tokens = self._operations.sample(logits, loaded.sampling)
+        if self._checked:
+            self._conclude(loaded)
+        values = [self._digest(loaded, place, layer) for place, layer in enumerate(digests.layers)]
+        results = self._buffers.collect(loaded, tokens, moved, values)
+        return Outcome(results.tokens, results.verdicts, results.moved, results.digests)
 
+    def load(self, step: PreparedStep, digests: DigestJob) -> LoadedStep:
+        """Bring the step to the device."""
+        return self._buffers.load(step.host, digests.pages, self._cache.page_size)
 
-def _parameters(requests: Sequence[EngineRequest], device: torch.device) -> SamplingParameters:
-    """One entry per sampled row; the position of the draw is the index of the token to be drawn."""
-    return SamplingParameters(
-        temperature=torch.tensor([r.sampling.temperature for r in requests], dtype=torch.float32, device=device),
-        top_k=torch.tensor([r.sampling.top_k for r in requests], dtype=torch.int64, device=device),
-        top_p=torch.tensor([r.sampling.top_p for r in requests], dtype=torch.float32, device=device),
-        seed=torch.tensor([r.sampling.seed for r in requests], dtype=torch.int64, device=device),
-        position=torch.tensor([len(r.tokens) for r in requests], dtype=torch.int64, device=device),
-    )
+    @torch.inference_mode()
+    def self_check(self, step: int) -> int:
+        """See `Executor`."""
+        device = self._cache.records.tag.device
+
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        verdict, context_lens, table = zeros(1), zeros(1), zeros(1, 1, 2)
+        self._operations.check_rows(
+            block_table=table,
+            query_start=zeros(2),
+            context_lens=context_lens,
+            nonces=zeros(1),
+            bindings=zeros(1, dtype=torch.int64),
+            page_tags=self._cache.records.tag,
+            page_places=self._cache.records.place,
+            page_size=self._cache.page_size,
+            verdict=verdict,
+        )
+        self._operations.conclude(
+            block_table=table,
+            context_lens=context_lens,
+            page_places=self._cache.records.place,
+            page_size=self._cache.page_size,
+            step=step,
+            verdict=verdict,
+        )
+        self._checks += 1
+        return int(verdict.item())
+
+    def _check(self, loaded: LoadedStep) -> None:
+        batch, records = loaded.batch, self._cache.records
+        self._operations.check_rows(
+            block_table=batch.block_table,
+            query_start=batch.query_start,
+            context_lens=batch.context_lens,
+            nonces=batch.nonces,
+            bindings=batch.bindings,
+            page_tags=records.tag,
+            page_places=records.place,
+            page_size=self._cache.page_size,
+            verdict=batch.verdict,
+        )
+
+    def _conclude(self, loaded: LoadedStep) -> None:
+        batch = loaded.batch
+        self._operations.conclude(
+            block_table=batch.block_table,
+            context_lens=batch.context_lens,
+            page_places=self._cache.records.place,
+            page_size=self._cache.page_size,
+            step=batch.step,
+            verdict=batch.verdict,
+        )
+        self._checks += 1
+
+    def _digest(self, loaded: LoadedStep, place: int, layer: int) -> torch.Tensor:
+        k_pages, v_pages = self._cache.payload(layer)
+        pages, fill = loaded.digest_pages[place : place + 1], loaded.digest_fill[place : place + 1]
+        return self._operations.digest_pages(k_pages=k_pages, v_pages=v_pages, pages=pages, fill=fill)

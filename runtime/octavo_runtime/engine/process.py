@@ -67,7 +67,7 @@ def serve_messages(engine: Steps, link: Link) -> None:
                 case Submit():
                     engine.submit(message)
                 case Cancel():
-                    engine.cancel(message.request)
+                    engine.cancel(message.request, message.index)
                 case Shutdown():
                     return
         if not engine.idle:
@@ -75,10 +75,11 @@ def serve_messages(engine: Steps, link: Link) -> None:
             for violation in result.violations:
                 fields = {"request": violation.request, "step": violation.step, "reason": ",".join(violation.reasons)}
                 log.error("kv integrity violation", extra=fields)
-            link.send(Stepped(engine.stats(), list(result.tokens), list(result.failures)))
+            link.send(Stepped(engine.stats(), list(result.tokens), list(result.failures), list(result.violations)))
             audited = False
             continue
         if not audited:
             engine.audit()
             audited = True
+        engine.self_check()
         link.send(Stepped(engine.stats()))

@@ -29,8 +29,8 @@ class Steps(Protocol):
         """Take a request."""
         ...
 
-    def cancel(self, request_id: str) -> None:
-        """Forget a request."""
+    def cancel(self, request_id: str, index: int | None = None) -> None:
+        """Forget a request, or only its answer `index`."""
         ...
 
     def step(self) -> StepResult:
@@ -39,6 +39,10 @@ class Steps(Protocol):
 
     def audit(self) -> None:
         """Check the books; raises when they do not balance."""
+        ...
+
+    def self_check(self) -> None:
+        """Ask the integrity check whether it still speaks; `stats` tells."""
         ...
 
     def stats(self) -> EngineStats:

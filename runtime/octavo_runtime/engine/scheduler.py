@@ -1,93 +1,73 @@
 """Scheduler: which requests run in the next step, and how many tokens of each.
 
-Pure bookkeeping: no device, no clock, no I/O. First come, first served, and nobody is overtaken:
+Pure bookkeeping: no device, no clock, no I/O. There is one total order, by rank: virtual deadline (arrival + priority *
+PRIORITY_SECONDS), then arrival number.
 
-- `waiting` and `running` are both kept in arrival order. Only the head of `waiting` may start.
+- `waiting` and `running` are both kept in that order. Only the head of `waiting` may start, and only when there are
+  pages for all of its known tokens besides those that were promised to running requests in the same way.
 - Each step spends at most `tokens_per_step` tokens. Decoding requests come first with one token each, then prompts in
-  arrival order take what is left, cut into chunks; so a long prompt never stops others from decoding.
-- When pages run out the newest running request loses its pages and starts again later from its own tokens.
+  order take what is left, cut into chunks; so a long prompt never stops others from decoding.
+- When pages run out, prefixes that nobody uses are evicted first (by the KV manager); then the running request that
+  ranks last loses its pages and starts again later from its own tokens.
+- A fork waits at the head of the line until the answer it forks from has its prompt in the cache.
 
-The bound that follows (and is tested): `tokens_per_step >= max_num_seqs` leaves at least one token to the oldest
-request in every step, and the oldest is never preempted. So request k has ended after at most as many steps as the
-tokens of requests 1..k together, whatever arrives behind it.
+No starvation. Requests that rank before r have arrived at most PRIORITY_SECONDS * (10 + r's priority) seconds after r
+(priorities are -10 to 10). Let T be the step in which the last of them arrives, S those of them that have not ended
+then, with r, and B the requests that run in T. r has ended after at most tokens(S) + tokens(B) further steps, where
+tokens() counts prompts and answers. If all priorities are equal, tokens(S) steps suffice.
+
+Proof. Let h be the first of S in order; whoever ranks before r and has not ended is in S. (1) While h waits, nobody
+starts. The first running request is never preempted (only the last one is, for another's sake) and gets a token in
+each step (there are at most max_num_seqs <= tokens_per_step running, and it comes first among those that decode and
+among those that do not). It has run since T: had it started later, h would have been in line before it. So each such
+step uses up a token of B, or of a request that is never run again before h. When nobody runs any more, every page but
+those set aside can be had, and h starts. (2) Once h runs it is the first running request, so by the same argument each
+step uses up one of its tokens for good. When it has ended, the next of S is h. With equal priorities (1) does not
+occur: h was in line before all who run. A request that is recomputed after a violation counts its tokens twice.
 """
 
 from __future__ import annotations
 
+import heapq
 from bisect import insort
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 
 from octavo_runtime.engine.request import EngineRequest
-from octavo_runtime.kv.pool import Holding, Nonces, PagePool
+from octavo_runtime.engine.schedule import Schedule, ScheduleDraft, SchedulerLimits
+from octavo_runtime.kv.holding import Holding
+from octavo_runtime.kv.manager import KvManager, Match
+from octavo_runtime.kv.pool import OutOfPages
+from octavo_runtime.kv.prefix import PrefixKey
 
-_BY_ARRIVAL = attrgetter("order")
-
-
-@dataclass(frozen=True)
-class SchedulerLimits:
-    """What one step may hold."""
-
-    max_num_seqs: int
-    """Requests that run at once."""
-    tokens_per_step: int
-    """New tokens of all rows together; bounds the time of a step. At least `max_num_seqs`."""
-
-    def __post_init__(self) -> None:
-        if self.max_num_seqs < 1 or self.tokens_per_step < self.max_num_seqs:
-            raise ValueError(
-                f"tokens_per_step ({self.tokens_per_step}) must be at least max_num_seqs ({self.max_num_seqs}) "
-                "and that at least 1: every running request gets a token in every step"
-            )
+_BY_RANK = attrgetter("rank")
 
 
 @dataclass(frozen=True)
-class ScheduledRow:
-    """One row of the next step: `count` tokens of `request` from its token `start`."""
+class _Origin:
+    """What a request can start from, and how many pages it needs besides."""
 
-    request: EngineRequest
-    start: int
-    count: int
-    samples: bool
-    """Whether the step ends with a new token for this row: it runs the last known one."""
-
-    @property
-    def end(self) -> int:
-        """Tokens of the request in the cache after the step."""
-        return self.start + self.count
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The next step. `impossible` are requests that can never run because too many pages are set aside."""
-
-    rows: tuple[ScheduledRow, ...]
-    preempted: tuple[EngineRequest, ...]
-    impossible: tuple[EngineRequest, ...]
-
-
-@dataclass
-class _Draft:
-    """A schedule in the making."""
-
-    budget: int
-    """Tokens that the step may still take."""
-    rows: dict[str, ScheduledRow] = field(default_factory=dict)
-    preempted: list[EngineRequest] = field(default_factory=list)
-    impossible: list[EngineRequest] = field(default_factory=list)
+    pages: int
+    """Pages that stop being available when it starts and has all its known tokens."""
+    match: Match
+    parent: Holding | None
+    """Fork from this one instead of starting from the match."""
 
 
 class Scheduler:
-    """Waiting and running requests over one page pool."""
+    """Waiting and running requests over one KV manager."""
 
-    def __init__(self, limits: SchedulerLimits, pool: PagePool, nonces: Nonces) -> None:
+    def __init__(self, limits: SchedulerLimits, kv: KvManager) -> None:
         self.limits = limits
-        self.pool = pool
-        self._nonces = nonces
-        self._free_slots = list(reversed(range(limits.max_num_seqs)))
+        self.kv = kv
         self.waiting: list[EngineRequest] = []
         self.running: list[EngineRequest] = []
+        self.slots: list[EngineRequest | None] = [None] * limits.max_num_seqs
+        """Running requests by row of the block table; a request takes the lowest free one."""
+        self.waiting_tokens = 0
+        """Known tokens of all waiting requests."""
+        self._free_slots = list(range(limits.max_num_seqs))
 
     @property
     def idle(self) -> bool:
@@ -95,19 +75,27 @@ class Scheduler:
         return not self.waiting and not self.running
 
     def holdings(self) -> Iterator[Holding]:
-        """What running requests hold, for the pool's audit."""
+        """What running requests hold, for the audit."""
         return (request.holding for request in self.running if request.holding is not None)
 
+    def holders_of(self, page: int) -> list[EngineRequest]:
+        """Running requests that hold `page`; looks through everything that is held."""
+        return [request for request in self.running if request.holding is not None and page in request.holding.pages]
+
     def submit(self, request: EngineRequest) -> None:
-        """Put a request in line, by its arrival."""
-        insort(self.waiting, request, key=_BY_ARRIVAL)
+        """Put a request in line, at its rank."""
+        if request.chain is None:
+            request.chain = self.kv.chain(request.tokens, PrefixKey(adapter="", salt=request.cache_salt))
+        insort(self.waiting, request, key=_BY_RANK)
+        self.waiting_tokens += len(request.tokens)
 
     def remove(self, request: EngineRequest, *, set_aside: bool = False) -> None:
         """Forget a finished, failed or cancelled request; its pages are free for the next step, or set aside."""
-        if request in self.running:
+        if request.holding is not None:
             self._stop(request, set_aside=set_aside)
         else:
             self.waiting.remove(request)
+            self.waiting_tokens -= len(request.tokens)
 
     def restart(self, request: EngineRequest, *, set_aside: bool = False) -> None:
         """Take a running request's pages and put it back in line at its old place, to be recomputed."""
@@ -116,77 +104,102 @@ class Scheduler:
 
     def schedule(self) -> Schedule:
         """Choose the rows of the next step and allocate their pages."""
-        draft = _Draft(self.limits.tokens_per_step)
+        draft = ScheduleDraft(self.limits.tokens_per_step)
         for request in self._decoding_first():
             if request.holding is None or not draft.budget:
                 continue  # preempted a moment ago to make room for an older one, or a prompt that has to wait
-            count = min(request.pending, draft.budget)
-            if self._make_room(request, request.computed + count, draft):
-                self._put(request, count, draft)
+            self._put(request, draft)
         if not draft.preempted:
             self._admit(draft)
-        return Schedule(tuple(draft.rows.values()), tuple(draft.preempted), tuple(draft.impossible))
+        return draft.finished()
 
     def _decoding_first(self) -> list[EngineRequest]:
-        """Running requests in arrival order, those with one token to run before those with a prompt."""
-        return sorted(self.running, key=lambda request: (request.pending > 1, request.order))
+        """Running requests in order, those with one token to run before those with a prompt."""
+        return sorted(self.running, key=lambda request: request.pending > 1)
 
-    def _put(self, request: EngineRequest, count: int, draft: _Draft) -> None:
+    def _put(self, request: EngineRequest, draft: ScheduleDraft) -> None:
+        """Let `request` run what the budget allows, unless it loses its own pages for want of room."""
+        count = min(request.pending, draft.budget)
+        if self._make_room(request, request.computed + count, draft):
+            draft.put(request, count)
+
+    def _make_room(self, request: EngineRequest, tokens: int, draft: ScheduleDraft) -> bool:
+        """Give `request` pages for `tokens`, preempting others from the last on; False when it came to itself."""
         assert request.holding is not None
-        self.pool.extend(request.holding, request.computed + count)
-        draft.rows[request.id] = ScheduledRow(request, request.computed, count, samples=count == request.pending)
-        draft.budget -= count
+        while True:
+            try:
+                self.kv.extend(request.holding, tokens)
+                return True
+            except OutOfPages:
+                last = self.running[-1]
+                if len(self.running) == 1:
+                    self._stop(request)
+                    draft.impossible.append(request)
+                    return False
+                self.restart(last)
+                draft.drop(last)
+                if last is request:
+                    return False
 
-    def _make_room(self, request: EngineRequest, tokens: int, draft: _Draft) -> bool:
-        """Free pages until `request` can hold `tokens`, newest request first; False when it lost its own."""
-        assert request.holding is not None
-        while self.pool.missing_pages(request.holding, tokens) > self.pool.free_pages:
-            newest = self.running[-1]
-            if len(self.running) == 1:
-                self._stop(request)
-                draft.impossible.append(request)
-                return False
-            row = draft.rows.pop(newest.id, None)
-            draft.budget += 0 if row is None else row.count
-            self.restart(newest)
-            draft.preempted.append(newest)
-            if newest is request:
-                return False
-        return True
-
-    def _admit(self, draft: _Draft) -> None:
+    def _admit(self, draft: ScheduleDraft) -> None:
         """Start waiting requests in order while slots, tokens and pages for all their known tokens are there."""
         promised = sum(self._pages_to_come(request) for request in self.running)
         while self.waiting and self._free_slots and draft.budget:
             request = self.waiting[0]
-            needed = self.pool.pages_for(len(request.tokens))
-            if needed > self.pool.usable_pages:
-                draft.impossible.append(self.waiting.pop(0))
+            if self.kv.pages_for(len(request.tokens)) > self.kv.usable_pages:
+                self.remove(request)
+                draft.impossible.append(request)
                 continue
-            if needed > self.pool.free_pages - promised:
+            origin = self._origin(request)
+            if origin is None or origin.pages > self.kv.available_pages - promised:
                 return
-            self._start(self.waiting.pop(0))
-            self._put(request, min(request.pending, draft.budget), draft)
+            try:
+                self._start(request, origin)
+            except OutOfPages:
+                return  # pages that were not free have left the free list
+            self._put(request, draft)
+            if draft.preempted or request.holding is None:
+                return
             promised += self._pages_to_come(request)
+
+    def _origin(self, request: EngineRequest) -> _Origin | None:
+        """The longest start there is: a cached prefix, or the prompt of the answer it forks from; None to wait."""
+        assert request.chain is not None
+        needed = self.kv.pages_for(len(request.tokens))
+        match = self.kv.match(request.chain, len(request.tokens))
+        parent, common = request.parent, request.prompt_len - 1
+        if parent is None or parent.holding is None or match.tokens >= common:
+            return _Origin(needed - len(match.pairs) + match.idle, match, None)
+        if parent.computed < common:
+            return None
+        return _Origin(needed - common // self.kv.page_size, match, parent.holding)
 
     def _pages_to_come(self, request: EngineRequest) -> int:
         assert request.holding is not None
-        return self.pool.missing_pages(request.holding, len(request.tokens))
+        return self.kv.missing_pages(request.holding, len(request.tokens))
 
-    def _start(self, request: EngineRequest) -> None:
-        request.holding = Holding(self._nonces.take())
-        request.slot = self._free_slots.pop()
-        request.computed = 0
-        insort(self.running, request, key=_BY_ARRIVAL)
+    def _start(self, request: EngineRequest, origin: _Origin) -> None:
+        assert request.chain is not None
+        if origin.parent is None:
+            request.holding = self.kv.start(origin.match)
+        else:
+            request.holding = self.kv.fork(origin.parent, request.chain, request.prompt_len - 1)
+        self.waiting.pop(0)
+        self.waiting_tokens -= len(request.tokens)
+        request.computed = request.holding.cached_tokens
+        request.slot = heapq.heappop(self._free_slots)
+        self.slots[request.slot] = request
+        insort(self.running, request, key=_BY_RANK)
 
     def _stop(self, request: EngineRequest, *, set_aside: bool = False) -> None:
         assert request.holding is not None
         assert request.slot is not None
         if set_aside:
-            self.pool.set_aside(request.holding)
+            self.kv.set_aside(request.holding)
         else:
-            self.pool.release(request.holding)
-        self._free_slots.append(request.slot)
+            self.kv.release(request.holding)
+        heapq.heappush(self._free_slots, request.slot)
+        self.slots[request.slot] = None
         request.holding = None
         request.slot = None
         request.computed = 0

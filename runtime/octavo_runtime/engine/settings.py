@@ -8,9 +8,10 @@ from pathlib import Path
 from octavo_runtime.contract.facts import ModelFacts
 from octavo_runtime.contract.footprint import DEFAULT_PAGE_SIZE
 from octavo_runtime.contract.parallel import ParallelLayout, ParallelLayoutError
-from octavo_runtime.contract.precision import ComputeCapability, KvFormat, WeightFormat
+from octavo_runtime.contract.precision import ComputeCapability, KvFormat, KvScaling, WeightFormat
 from octavo_runtime.contract.refused import Refused
 from octavo_runtime.contract.servable import check_servable
+from octavo_runtime.engine.fault_kinds import FaultPlan
 from octavo_runtime.engine.integrity import IntegrityMode
 
 
@@ -22,6 +23,8 @@ class EngineSettings:
     facts: ModelFacts
     weights: WeightFormat | None = None
     kv_cache: KvFormat | None = None
+    kv_scaling: KvScaling = KvScaling.PER_TENSOR
+    """Of an FP8 cache; BF16 has no scales."""
     max_model_len: int | None = None
     """Tokens of prompt and answer of one request; by default what the model and the pool allow."""
     max_num_seqs: int = 32
@@ -35,6 +38,12 @@ class EngineSettings:
     integrity: IntegrityMode = IntegrityMode.ENFORCE
     allow_reference: bool = False
     """Run the specification of an operation where no fast kernel can."""
+    prefix_cache: bool = True
+    """Keep the pages of ended requests while nobody needs the memory, for prompts that begin with the same tokens."""
+    digest_pages_per_step: int = 1
+    """Full pages that each step reads again, to compare their digest with an earlier one; 0 leaves it out."""
+    faults: tuple[FaultPlan, ...] = ()
+    """What `--inject-fault` asks for."""
 
     def layout(self) -> ParallelLayout:
         """How the ranks divide the model; raises Refused."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -11,21 +12,27 @@ from octavo_kernels.catalogue import Operations, ReferenceNotAllowed, operations
 from octavo_kernels.device import Device
 from octavo_kernels.registry import Formats, NoImplementation, Shapes
 from octavo_runtime.contract.footprint import INT4_GROUP_SIZE, bytes_for_tokens, weight_bytes
-from octavo_runtime.contract.parallel import ParallelLayout
+from octavo_runtime.contract.parallel import ParallelLayout, require_bundled_world_size
 from octavo_runtime.contract.precision import KvFormat, PrecisionChoice, PrecisionRequest, choose_precision
 from octavo_runtime.contract.refused import Refused
 from octavo_runtime.engine.batch_builder import BatchBuilder
+from octavo_runtime.engine.buffers import StepBuffers
 from octavo_runtime.engine.device import DeviceFacts, check_expected, probe, resident_bytes
+from octavo_runtime.engine.digests import PageDigests
 from octavo_runtime.engine.engine import Engine
-from octavo_runtime.engine.executor import Executor
+from octavo_runtime.engine.executor import LocalExecutor
 from octavo_runtime.engine.integrity import IntegrityMode
 from octavo_runtime.engine.messages import KernelChoice, MemoryLine, Sampling, Started, Submit
 from octavo_runtime.engine.process import Report
-from octavo_runtime.engine.scheduler import Scheduler, SchedulerLimits
+from octavo_runtime.engine.schedule import SchedulerLimits
+from octavo_runtime.engine.scheduler import Scheduler
 from octavo_runtime.engine.settings import EngineSettings
 from octavo_runtime.kv.cache import KvCache
 from octavo_runtime.kv.capacity import KvCapacity, kv_capacity
-from octavo_runtime.kv.pool import Nonces, PagePool
+from octavo_runtime.kv.holding import Nonces
+from octavo_runtime.kv.manager import KvManager
+from octavo_runtime.kv.pool import PagePool
+from octavo_runtime.kv.prefix import PrefixCache, PrefixEpoch
 from octavo_runtime.loading.load import load_model
 from octavo_runtime.models.base import Model
 
@@ -38,8 +45,21 @@ WARM_STEPS_LIMIT = 1000
 """A warm-up takes a handful of steps; beyond this the engine does not make progress."""
 
 
-def start_engine(settings: EngineSettings, report: Report) -> tuple[Engine, Started]:
-    """Load the model and warm it; raises Refused with what is wrong and what to do."""
+Instrument = Callable[[Operations], Operations]
+
+
+def unchanged(operations: Operations) -> Operations:
+    """The kernels as they were chosen."""
+    return operations
+
+
+def start_engine(
+    settings: EngineSettings, report: Report, instrument: Instrument = unchanged
+) -> tuple[Engine, Started]:
+    """Load the model and warm it; raises Refused with what is wrong and what to do.
+
+    `instrument` may wrap the chosen kernels before the model gets them.
+    """
     device = probe()
     report("device", f"{device.name}, {device.memory_bytes >> 20} MiB, {device.available_bytes >> 20} MiB free")
     check_expected(device, settings.expect_compute_capability, settings.expect_memory_mib)
@@ -53,7 +73,7 @@ def start_engine(settings: EngineSettings, report: Report) -> tuple[Engine, Star
     max_model_len = _max_model_len(settings, capacity)
 
     torch_device = torch.device(device.torch_device)
-    operations = _kernels(torch_device, precision, settings)
+    operations = instrument(_kernels(torch_device, precision, settings))
     report("kernels", _summary(operations))
     before = resident_bytes(device)
     model = load_model(
@@ -66,7 +86,15 @@ def start_engine(settings: EngineSettings, report: Report) -> tuple[Engine, Star
         operations,
     )
     loaded = resident_bytes(device)
-    cache = KvCache.allocate(settings.facts, layout, precision.kv, capacity.num_pages, settings.page_size, torch_device)
+    cache = KvCache.allocate(
+        settings.facts,
+        layout,
+        precision.kv,
+        capacity.num_pages,
+        settings.page_size,
+        torch_device,
+        settings.kv_scaling,
+    )
     cache.commit()
     engine = build_engine(settings, model, cache, operations, max_model_len, torch_device)
     report("warm", "running a prompt and a token through every kernel")
@@ -132,13 +160,18 @@ def build_engine(
     device: torch.device,
 ) -> Engine:
     """An engine over a loaded model and an empty cache."""
-    pool = PagePool(cache.num_pages, cache.page_size)
+    require_bundled_world_size(settings.tensor_parallel_size)
+    prefix = None
+    if settings.prefix_cache:
+        prefix = PrefixCache(PrefixEpoch(settings.facts.revision, cache.format, cache.page_size))
+    kv = KvManager(PagePool(cache.num_pages, cache.page_size), Nonces(secrets.randbits(32)), prefix)
     limits = SchedulerLimits(settings.max_num_seqs, max(settings.tokens_per_step, settings.max_num_seqs))
-    scheduler = Scheduler(limits, pool, Nonces(secrets.randbits(32)))
-    builder = BatchBuilder(settings.max_num_seqs, pool.pages_for(max_model_len), device)
+    builder = BatchBuilder(settings.max_num_seqs)
+    digests = PageDigests(settings.digest_pages_per_step, cache.num_layers, cache.page_size)
+    buffers = StepBuffers(builder.max_rows, limits.tokens_per_step, digests.pages_per_step, device)
     checks = settings.integrity is not IntegrityMode.OFF
-    executor = Executor(settings.tensor_parallel_size, model, cache, operations, checks=checks)
-    return Engine(scheduler, builder, executor, settings.integrity)
+    executor = LocalExecutor(model, cache, operations, buffers, checks=checks)
+    return Engine(Scheduler(limits, kv), builder, executor, settings.integrity, digests)
 
 
 def warm(engine: Engine, settings: EngineSettings, max_model_len: int) -> None:
@@ -175,14 +208,15 @@ def _capacity(
         )
     if budget is None:
         budget = min(int(spare * KV_SHARE_OF_AVAILABLE), _most_useful_bytes(settings, layout, precision.kv))
-    return kv_capacity(settings.facts, precision.kv, layout, budget, settings.page_size)
+    return kv_capacity(settings.facts, precision.kv, layout, budget, settings.page_size, settings.kv_scaling)
 
 
 def _most_useful_bytes(settings: EngineSettings, layout: ParallelLayout, kv: KvFormat) -> int:
     """KV bytes with which every batch slot holds a full context: more would never be used."""
     length = settings.max_model_len or settings.facts.max_position_embeddings
     pages = -(-length // settings.page_size) * settings.max_num_seqs
-    return bytes_for_tokens(pages * settings.page_size, settings.facts, kv, layout, settings.page_size)
+    tokens = pages * settings.page_size
+    return bytes_for_tokens(tokens, settings.facts, kv, layout, settings.page_size, settings.kv_scaling)
 
 
 def _max_model_len(settings: EngineSettings, capacity: KvCapacity) -> int:

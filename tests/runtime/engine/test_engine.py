@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from octavo_kernels.formats.sampling import SamplingParameters
 from octavo_runtime.contract.precision import KvFormat
-from octavo_runtime.contract.refused import Refused
-from octavo_runtime.engine.executor import Executor
 from octavo_runtime.engine.messages import FinishReason
-from tests.runtime.engine.provenance import OPERATIONS, ProvenanceModel, cache_of, expected_answer
+from tests.runtime.engine.provenance import OPERATIONS, expected_answer
 from tests.runtime.engine.rig import rig_of
 
 
@@ -81,7 +79,7 @@ def test_a_cancelled_requests_pages_are_free_at_the_next_step() -> None:
     assert rig.tokens["b"] == expected_answer([2] * 14, 1)
     rig.run()
     assert (rig.tokens["b"], len(rig.tokens["a"])) == (expected_answer([2] * 14, 3), 2)
-    assert rig.engine.stats().kv_pages_free == 4
+    assert rig.engine.stats().kv_tokens_used == 0
 
 
 def test_cancelling_an_unknown_request_changes_nothing() -> None:
@@ -107,8 +105,8 @@ def test_the_device_is_told_of_every_change_before_the_step() -> None:
         rig.submit(name, [3] * 7, 9)
     for _ in range(12):
         rig.step()
-    rig.cache.records.apply(rig.scheduler.pool.take_updates())
-    ours, theirs = rig.scheduler.pool.records(), rig.cache.records
+    rig.cache.records.apply(rig.kv.take_updates().records)
+    ours, theirs = rig.pool.records(), rig.cache.records
     assert ours.tags.tolist() == theirs.tag.tolist()
     assert ours.places.tolist() == theirs.place.tolist()
     assert ours.writers.tolist() == theirs.writer.tolist()
@@ -143,12 +141,7 @@ def test_answers_are_independent_of_batching_chunking_and_preemption(
     assert dict(rig.tokens) == {
         str(index): expected_answer(prompt, answer) for index, (prompt, answer, _) in enumerate(cases)
     }
-    assert rig.engine.stats().kv_pages_free == pages
-
-
-def test_more_than_one_rank_is_refused_with_the_reason() -> None:
-    with pytest.raises(Refused, match="--tensor-parallel-size 2: this version runs one rank"):
-        Executor(2, ProvenanceModel(), cache_of(2, 4), OPERATIONS, checks=True)
+    assert rig.engine.stats().kv_tokens_used == 0
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -172,7 +165,7 @@ def test_arrivals_and_cancels_at_twice_the_capacity_leak_nothing(seed: int) -> N
     rig.run()
     assert not rig.violations
     assert rig.engine.stats().preemptions > 0
-    assert rig.engine.stats().kv_pages_free == 24
+    assert rig.engine.stats().kv_tokens_used == 0
     for name, (prompt, answer) in prompts.items():
         expected = expected_answer(prompt, answer)
         given = rig.tokens.get(name, [])

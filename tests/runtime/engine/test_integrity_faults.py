@@ -11,7 +11,7 @@ from octavo_kernels.catalogue import Operations
 from octavo_runtime.engine.batch import Batch
 from octavo_runtime.engine.engine import KV_INTEGRITY_VIOLATION, KV_POOL_TOO_SMALL
 from octavo_runtime.engine.integrity import IntegrityMode
-from octavo_runtime.engine.scheduler import ScheduledRow
+from octavo_runtime.engine.schedule import ScheduledRow
 from tests.runtime.engine.provenance import OPERATIONS, expected_answer
 from tests.runtime.engine.rig import Fault, Rig, rig_of
 
@@ -21,7 +21,7 @@ ANSWER = 12
 
 
 def row_of(rows: Sequence[ScheduledRow], request: str) -> int | None:
-    return next((index for index, row in enumerate(rows) if row.request.id == request), None)
+    return next((row.slot for row in rows if row.request.id == request), None)
 
 
 @dataclass
@@ -92,7 +92,7 @@ FAULTS: dict[Damage, set[str]] = {
 
 def run_with(fault: Fault, mode: IntegrityMode = IntegrityMode.ENFORCE) -> Rig:
     rig = rig_of(pages=40, tokens_per_step=40, mode=mode)
-    rig.builder.fault = fault
+    rig.executor.fault = fault
     for name, prompt in PROMPTS.items():
         rig.submit(name, prompt, ANSWER)
     rig.run()
@@ -136,10 +136,16 @@ def test_pages_of_a_violated_request_are_set_aside_and_never_reused() -> None:
     rig = run_with(Once(foreign_page, step=3))
     stats = rig.engine.stats()
     assert stats.kv_pages_set_aside == 3
-    assert stats.kv_pages_free == 40 - 3
+    assert (stats.kv_tokens_used, stats.kv_pages_free + stats.kv_tokens_retained // 4) == (0, 40 - 3)
     assert stats.integrity_cancelled == 1
-    aside = rig.scheduler.pool.records().tags[rig.cache.num_pages - stats.kv_pages_set_aside :]
-    assert all(tag % 2 for tag in aside.tolist())
+    aside = set(rig.violations[0].pages)
+    assert len(aside) == 3
+    rig.submit("all", [31] * (37 * 4 - 2), 2)
+    for _ in range(4):
+        rig.step()
+    (holding,) = rig.scheduler.holdings()
+    assert len(holding.pages) == 37
+    assert not aside & set(holding.pages)
 
 
 def test_a_store_into_a_foreign_page_is_not_done() -> None:
@@ -216,9 +222,9 @@ def test_a_request_that_no_longer_fits_after_violations_fails_with_its_numbers()
     rig = rig_of(pages=4, tokens_per_step=40)
     rig.submit("a", [1] * 9, 5)
     rig.step()
-    rig.builder.fault = another_binding
+    rig.executor.fault = another_binding
     rig.step()
-    rig.builder.fault = None
+    rig.executor.fault = None
     rig.submit("b", [2] * 9, 5)
     rig.run()
     assert rig.failed["b"].code == KV_POOL_TOO_SMALL

@@ -8,36 +8,73 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo_runtime.contract.precision import KvFormat
 from octavo_runtime.engine.messages import Sampling, Submit
 from octavo_runtime.engine.request import EngineRequest
-from octavo_runtime.engine.scheduler import Schedule, Scheduler, SchedulerLimits
-from octavo_runtime.kv.pool import Holding, Nonces, PagePool
+from octavo_runtime.engine.schedule import Schedule, SchedulerLimits
+from octavo_runtime.engine.scheduler import Scheduler
+from octavo_runtime.kv.holding import Nonces
+from octavo_runtime.kv.manager import KvManager, Match
+from octavo_runtime.kv.pool import PagePool
+from octavo_runtime.kv.prefix import PrefixCache, PrefixEpoch
 
 PAGE_SIZE = 4
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=0)
 
 
-def scheduler_of(*, pages: int = 64, seqs: int = 4, tokens: int = 16) -> Scheduler:
-    return Scheduler(SchedulerLimits(seqs, tokens), PagePool(pages + 1, PAGE_SIZE), Nonces(seed=3))
+def scheduler_of(*, pages: int = 64, seqs: int = 4, tokens: int = 16, prefix_cache: bool = False) -> Scheduler:
+    prefix = PrefixCache(PrefixEpoch("test", KvFormat.BF16, PAGE_SIZE)) if prefix_cache else None
+    kv = KvManager(PagePool(pages + 1, PAGE_SIZE), Nonces(seed=3), prefix)
+    return Scheduler(SchedulerLimits(seqs, tokens), kv)
 
 
-def arrive(scheduler: Scheduler, order: int, prompt: int, answer: int = 4) -> EngineRequest:
-    message = Submit(f"r{order}", [1] * prompt, answer, GREEDY, [])
-    request = EngineRequest.of(message, order)
-    scheduler.submit(request)
-    return request
+def arrive(
+    scheduler: Scheduler,
+    order: int,
+    prompt: int | Sequence[int],
+    answer: int = 4,
+    *,
+    at: float = 0.0,
+    priority: int = 0,
+) -> EngineRequest:
+    """A request with a prompt of its own (or the one given), which nobody shares."""
+    return arrive_n(scheduler, order, prompt, answer, at=at, priority=priority)[0]
+
+
+def arrive_n(
+    scheduler: Scheduler,
+    order: int,
+    prompt: int | Sequence[int],
+    answer: int = 4,
+    *,
+    at: float = 0.0,
+    priority: int = 0,
+    n: int = 1,
+) -> list[EngineRequest]:
+    tokens = [1000 + order] * prompt if isinstance(prompt, int) else list(prompt)
+    message = Submit(f"r{order}", tokens, answer, GREEDY, [], n=n, priority=priority)
+    requests = EngineRequest.answers(message, order, at)
+    for request in requests:
+        scheduler.submit(request)
+    return requests
 
 
 def run(scheduler: Scheduler) -> Schedule:
     """One step as the engine books it; finished requests leave."""
     schedule = scheduler.schedule()
+    scheduler.kv.take_updates()
     for row in schedule.rows:
-        row.request.computed = row.end
+        request = row.request
+        assert request.holding is not None
+        assert request.chain is not None
+        request.computed = row.end
+        scheduler.kv.commit(request.holding, request.chain, row.start, row.end)
         if row.samples:
-            row.request.tokens.append(1)
-            if row.request.num_generated == row.request.max_tokens:
-                scheduler.remove(row.request)
-    scheduler.pool.check_integrity(scheduler.holdings())
+            request.tokens.append(1)
+            if request.num_generated == request.max_tokens:
+                scheduler.remove(request)
+    scheduler.kv.check_integrity(scheduler.holdings())
+    assert scheduler.waiting_tokens == sum(len(request.tokens) for request in scheduler.waiting)
     return schedule
 
 
@@ -108,16 +145,16 @@ def test_pages_of_a_removed_request_serve_the_next_step() -> None:
 def test_a_request_that_pages_set_aside_left_no_room_for_is_given_back() -> None:
     scheduler = scheduler_of(pages=3, tokens=32)
     waiting = arrive(scheduler, 1, prompt=3 * PAGE_SIZE)
-    lost = Holding(9)
-    scheduler.pool.extend(lost, 1)
-    scheduler.pool.set_aside(lost)
+    lost = scheduler.kv.start(Match())
+    scheduler.kv.extend(lost, 1)
+    scheduler.kv.set_aside(lost)
     assert run(scheduler).impossible == (waiting,)
     assert scheduler.idle
     running = arrive(scheduler, 2, prompt=2 * PAGE_SIZE, answer=2)
     assert counts(run(scheduler)) == {"r2": 2 * PAGE_SIZE}
     assert run(scheduler).impossible == (running,)
     assert scheduler.idle
-    assert scheduler.pool.free_pages == 2
+    assert scheduler.kv.free_pages == 2
 
 
 def test_a_budget_below_one_token_for_each_request_is_refused() -> None:

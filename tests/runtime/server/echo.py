@@ -145,6 +145,9 @@ class EchoEngine:
     def audit(self) -> None:
         """Nothing to audit."""
 
+    def self_check(self) -> None:
+        """Nothing to ask."""
+
     def stats(self) -> EngineStats:
         return EngineStats(
             steps=self.steps,
