@@ -183,7 +183,8 @@ class KvManager:
         full, rest = divmod(tokens, self.page_size)
         self._require_committed(parent, chain, tokens)
         pairs = list(parent.pairs())[:full]
-        child = Holding(self._nonces.take(), cached_tokens=tokens, shared=full, suspect=parent.suspect)
+        child = Holding(self._nonces.take(), cached_tokens=tokens, shared=full)
+        child.suspect = parent.suspect or self._pool.holds_condemned(parent)
         self._pool.adopt(child, pairs)
         try:
             self.extend(child, tokens)
@@ -221,8 +222,9 @@ class KvManager:
 
     def drop_pages(self, pages: Iterable[int]) -> None:
         """Trust these live or retained pages no more: they and all that descend from them leave the prefix cache, and
-        they are set aside once nobody holds them."""
-        pages = list(pages)
+        they are set aside once nobody holds them. So is what is about to be copied from them."""
+        pages = set(pages)
+        pages.update(copy.target for copy in self._copies.values() if copy.source in pages)
         self._pool.condemn(pages)
         for page in pages:
             entry = None if self._prefix is None else self._prefix.entry_of(page)
