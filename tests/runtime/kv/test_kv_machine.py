@@ -236,4 +236,4 @@ TestKvMachineWithoutPrefixCache = _case(KvMachineWithoutPrefixCache, 8)
 
 @pytest.mark.slow
 def test_many_more_interleavings() -> None:
-    run_state_machine_as_test(KvMachine, settings=settings(max_examples=400, stateful_step_count=60, deadline=None))  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(KvMachine, settings=settings(max_examples=400, stateful_step_count=60, deadline=None))
