@@ -12,7 +12,7 @@ BATCH_SLOTS = "octavo_batch_slots"
 PROMPT_TOKENS = "octavo_prompt_tokens"
 GENERATION_TOKENS = "octavo_generation_tokens"
 REQUESTS_FINISHED = "octavo_requests_finished"
-"""Counter by finish reason: stop, length, cancelled, error."""
+"""Counter of answers (a request has `n`) by finish reason: stop, length, cancelled, error."""
 ADMISSION_REJECTIONS = "octavo_admission_rejections"
 TIME_TO_FIRST_TOKEN_SECONDS = "octavo_time_to_first_token_seconds"
 INTER_TOKEN_LATENCY_SECONDS = "octavo_inter_token_latency_seconds"
@@ -27,12 +27,13 @@ MEMORY_PLANNED_BYTES = "octavo_memory_planned_bytes"
 MEMORY_MEASURED_BYTES = "octavo_memory_measured_bytes"
 INTEGRITY_CHECKS = "octavo_kv_integrity_checks"
 INTEGRITY_VIOLATIONS = "octavo_kv_integrity_violations"
-"""Counter by reason: the findings of a verdict word, and stale_verdict."""
+"""Counter by reason: the findings of a verdict word, stale_verdict, and what the other layers of the check report."""
 INTEGRITY_CANCELLED = "octavo_kv_integrity_requests_cancelled"
 INTEGRITY_RECOMPUTED = "octavo_kv_integrity_recomputed"
 INTEGRITY_STALLED = "octavo_kv_integrity_stalled"
 """1 while the check did not speak when it was last asked; readiness fails with it."""
 INTEGRITY_LAST_VIOLATION = "octavo_kv_integrity_last_violation_timestamp_seconds"
+"""Unix time; absent while there was none."""
 INTEGRITY_DIGESTS = "octavo_kv_integrity_digests"
 INTEGRITY_AUDITS = "octavo_kv_integrity_audits"
 INTEGRITY_INFO = "octavo_kv_integrity_info"
@@ -48,8 +49,11 @@ PAGES_COPIED = "octavo_kv_pages_copied"
 VLLM_ALIASES = {
     REQUESTS_RUNNING: "vllm:num_requests_running",
     REQUESTS_WAITING: "vllm:num_requests_waiting",
+    PREEMPTIONS: "vllm:num_preemptions",
+    PREFIX_QUERIED_TOKENS: "vllm:prefix_cache_queries",
+    PREFIX_HIT_TOKENS: "vllm:prefix_cache_hits",
 }
-"""Names that the Gateway API inference extension and llm-d read, same meaning and unit."""
+"""Names that the Gateway API inference extension, llm-d and dashboards read, same meaning and unit."""
 VLLM_KV_USAGE = "vllm:kv_cache_usage_perc"
 """Share of KV tokens in use, 0 to 1 in spite of its name."""
 VLLM_CACHE_CONFIG = "vllm:cache_config_info"

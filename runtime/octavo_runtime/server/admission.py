@@ -22,13 +22,18 @@ class AdmissionLimits:
     max_queued_tokens: int
     """Prompt tokens of all requests without a first token yet; a single request is always let in."""
 
+    @property
+    def places(self) -> int:
+        """Requests that may be open at once."""
+        return self.max_num_seqs + self.max_queued_requests
+
 
 @dataclass(frozen=True)
 class Load:
     """What is open now."""
 
     open_requests: int
-    """Running and waiting."""
+    """Running and waiting; each of the `n` answers of a request counts as one."""
     unanswered_prompt_tokens: int
     """Prompt tokens of open requests that have no first token yet."""
 
@@ -41,13 +46,16 @@ class Rejection:
     message: str
 
 
-def reject(load: Load, limits: AdmissionLimits, prompt_tokens: int) -> Rejection | None:
-    """Whether one more request of `prompt_tokens` is too much; None lets it in."""
-    places = limits.max_num_seqs + limits.max_queued_requests
-    if load.open_requests >= places:
+def reject(load: Load, limits: AdmissionLimits, prompt_tokens: int, answers: int = 1) -> Rejection | None:
+    """Whether one more request of `prompt_tokens` and so many answers is too much; None lets it in.
+
+    Answers share their prompt, so its tokens count once.
+    """
+    if load.open_requests + answers > limits.places:
+        wanted = f" and this one asks for {answers} answers" if answers > 1 else ""
         return Rejection(
             "queue_requests",
-            f"{load.open_requests} requests are open; {limits.max_num_seqs} run at once and "
+            f"{load.open_requests} requests are open{wanted}; {limits.max_num_seqs} run at once and "
             f"{limits.max_queued_requests} may wait",
         )
     queued = load.unanswered_prompt_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 Json = dict[str, object]
@@ -10,7 +11,7 @@ Json = dict[str, object]
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of one request."""
+    """Tokens of one request: the prompt's once, and those of all answers."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -25,27 +26,38 @@ class Usage:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """One of a request's answers, complete."""
+
+    text: str
+    finish: str
+
+
+@dataclass(frozen=True)
 class AnswerWriter(ABC):
-    """Writes the bodies of one answer."""
+    """Writes the bodies of one request's answers, which OpenAI calls choices."""
 
     id: str
     model: str
     created: int
     """Unix seconds."""
 
-    def chunk(self, text: str | None, finish: str | None = None, *, first: bool = False) -> Json:
-        """One chunk of a stream."""
-        choice = {**self._delta(text, first=first), "index": 0, "finish_reason": finish, "logprobs": None}
+    def chunk(self, index: int, text: str | None, finish: str | None = None, *, first: bool = False) -> Json:
+        """One chunk of a stream, about answer `index`."""
+        choice = {**self._delta(text, first=first), "index": index, "finish_reason": finish, "logprobs": None}
         return {**self._envelope(stream=True), "choices": [choice]}
 
     def usage_chunk(self, usage: Usage) -> Json:
         """The last chunk of a stream that was asked to count."""
         return {**self._envelope(stream=True), "choices": [], "usage": usage.body()}
 
-    def whole(self, text: str, finish: str, usage: Usage) -> Json:
-        """The answer in one piece."""
-        choice = {**self._message(text), "index": 0, "finish_reason": finish, "logprobs": None}
-        return {**self._envelope(stream=False), "choices": [choice], "usage": usage.body()}
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> Json:
+        """All answers in one piece."""
+        choices = [
+            {**self._message(answer.text), "index": index, "finish_reason": answer.finish, "logprobs": None}
+            for index, answer in enumerate(answers)
+        ]
+        return {**self._envelope(stream=False), "choices": choices, "usage": usage.body()}
 
     def _envelope(self, *, stream: bool) -> Json:
         return {"id": self.id, "object": self._object(stream=stream), "created": self.created, "model": self.model}

@@ -19,6 +19,7 @@ from octavo_runtime.contract import endpoints
 from octavo_runtime.engine.logs import logger
 from octavo_runtime.server.errors import ApiError
 from octavo_runtime.server.gate import Gate
+from octavo_runtime.server.integrity import after_of
 from octavo_runtime.server.lifecycle import Lifecycle, Phase
 from octavo_runtime.server.metrics import ServerMetrics
 from octavo_runtime.server.openai import OpenAiApi
@@ -35,6 +36,10 @@ class Probes:
     metrics: ServerMetrics
     sick: Callable[[], str | None]
     """Why the engine is dead or stalled; None while it is well."""
+    doubtful: Callable[[], str | None]
+    """Why answers should be asked of another replica although the engine lives; None while there is no reason."""
+    report: Callable[[int], dict[str, object]]
+    """The body of /integrity with the violations after an id."""
 
     async def health(self, _request: Request) -> Response:
         """Liveness: 200 while the engine lives and steps, also while loading and draining."""
@@ -43,10 +48,10 @@ class Probes:
         return JSONResponse(body, HTTPStatus.OK if sick is None else HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def ready(self, _request: Request) -> Response:
-        """Readiness: 200 once the model is loaded and until a drain begins."""
-        sick, phase = self.sick(), self.lifecycle.phase
-        ready = sick is None and phase is Phase.SERVING
-        body = self._body("ready" if ready else sick or phase.value)
+        """Readiness: 200 once the model is loaded and until a drain begins, while nothing speaks against it."""
+        unfit, phase = self.sick() or self.doubtful(), self.lifecycle.phase
+        ready = unfit is None and phase is Phase.SERVING
+        body = self._body("ready" if ready else unfit or phase.value)
         return JSONResponse(body, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
     def _body(self, status: str) -> dict[str, object]:
@@ -55,6 +60,10 @@ class Probes:
     async def exposition(self, _request: Request) -> Response:
         """Prometheus' text format."""
         return Response(self.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    async def integrity(self, request: Request) -> Response:
+        """KV integrity: mode, counters and the last violations."""
+        return JSONResponse(self.report(after_of(request.query_params)))
 
     async def drain(self, request: Request) -> Response:
         """Begin to drain, from loopback only; asked again, it says how far the drain is."""
@@ -76,6 +85,7 @@ def build_app(lifecycle: Lifecycle, probes: Probes, api: OpenAiApi) -> Starlette
             Route(endpoints.HEALTH, probes.health),
             Route(endpoints.READY, probes.ready),
             Route(endpoints.METRICS, probes.exposition),
+            Route(endpoints.INTEGRITY, probes.integrity),
             Route(endpoints.DRAIN, probes.drain, methods=["POST"]),
             Route(endpoints.MODELS, api.models),
             Route(endpoints.MODELS + "/{model:path}", api.model),

@@ -2,6 +2,7 @@
 
 It starts the process, gives each request its own stream of tokens, and notices the engine's death at once (the socket
 ends) and its stall after a while (heartbeats stop). Either ends every stream with an error: nothing waits for ever.
+A request may have several answers: its stream carries the tokens of all and ends with the last of them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import multiprocessing
 import multiprocessing.process
 import socket
+import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
@@ -35,6 +37,7 @@ from octavo_runtime.engine.messages import (
     from_engine,
 )
 from octavo_runtime.engine.process import EngineProgram, run_engine_process
+from octavo_runtime.server.integrity import RecentViolations
 
 EXIT_WAIT_SECONDS = 5.0
 
@@ -59,6 +62,8 @@ class _Open:
     """A request whose stream has not ended."""
 
     prompt_tokens: int
+    going_on: set[int]
+    """Answers that have not ended."""
     queue: asyncio.Queue[Token | RequestFailed] = field(default_factory=asyncio.Queue)
     answered: bool = False
 
@@ -80,6 +85,9 @@ class EngineClient:
         self.ended: asyncio.Future[Failed] = asyncio.get_running_loop().create_future()
         """The engine is gone, and why."""
         self.stats: EngineStats | None = None
+        self.violations = RecentViolations()
+        self.started_at = time.time()
+        """Unix seconds; tells the ids of this engine's violations from those of another one."""
 
     async def start(self) -> None:
         """Start the process and listen to it; returns at once."""
@@ -110,9 +118,9 @@ class EngineClient:
         return self._clock() - self._last_sign_of_life
 
     @property
-    def open_requests(self) -> int:
-        """Requests whose stream has not ended."""
-        return len(self._open)
+    def open_answers(self) -> int:
+        """Answers of all requests that have not ended: each wants a place in the batch."""
+        return sum(len(one.going_on) for one in self._open.values())
 
     @property
     def unanswered_prompt_tokens(self) -> int:
@@ -120,26 +128,38 @@ class EngineClient:
         return sum(one.prompt_tokens for one in self._open.values() if not one.answered)
 
     async def generate(self, request: Submit) -> AsyncGenerator[Token, None]:
-        """The request's tokens as they come; raises RequestError. Closing the iterator early frees its pages."""
+        """The tokens of all the request's answers as they come; raises RequestError. Closing the iterator early frees
+        its pages."""
         if not self.alive or self._writer is None:
             raise RequestError(ENGINE_DEAD, "the engine is not running", retryable=True)
-        one = _Open(len(request.prompt))
+        one = _Open(len(request.prompt), set(range(request.n)))
         self._open[request.request] = one
         self._send(request)
-        finished = False
         try:
-            while not finished:
+            while one.going_on:
                 item = await one.queue.get()
                 one.answered = True
                 if isinstance(item, RequestFailed):
-                    finished = True
+                    one.going_on.clear()
                     raise RequestError(item.code, item.message, retryable=item.retryable)
-                finished = item.finish is not None
+                if item.index not in one.going_on:
+                    continue  # on its way when the answer was ended here
+                if item.finish is not None:
+                    one.going_on.remove(item.index)
                 yield item
         finally:
             del self._open[request.request]
-            if not finished:
+            if one.going_on:
                 self._send(Cancel(request.request))
+
+    def end_answer(self, request: str, index: int) -> None:
+        """End one answer of an open request; tokens of it that are still on their way are dropped."""
+        one = self._open[request]
+        if one.going_on == {index}:
+            self._send(Cancel(request))
+        elif index in one.going_on:
+            self._send(Cancel(request, index))
+        one.going_on.discard(index)
 
     def fail_open_requests(self, code: str, message: str) -> None:
         """End every open stream with a retryable error, and the requests in the engine with it."""
@@ -194,6 +214,7 @@ class EngineClient:
                     self.started.set_result(message)
             case Stepped():
                 self.stats = message.stats
+                self.violations.add(message.violations)
                 items: list[Token | RequestFailed] = [*message.tokens, *message.failures]
                 for item in items:
                     if one := self._open.get(item.request):

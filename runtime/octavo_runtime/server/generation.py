@@ -10,7 +10,7 @@ from http import HTTPStatus
 
 from octavo_runtime.engine.detokenise import Detokeniser, StopStrings
 from octavo_runtime.engine.logs import logger
-from octavo_runtime.engine.messages import FinishReason, Sampling, Submit
+from octavo_runtime.engine.messages import FinishReason, Sampling, Submit, Token
 from octavo_runtime.server.admission import AdmissionLimits, FinishRate, Load, reject
 from octavo_runtime.server.engine_client import ENGINE_DEAD, ENGINE_STALLED, EngineClient, RequestError
 from octavo_runtime.server.errors import ApiError, bad_request, engine_gone, unavailable
@@ -26,12 +26,36 @@ DRAIN_DEADLINE = "drain_deadline"
 
 @dataclass(frozen=True)
 class Piece:
-    """Text that became certain, with the finish reason when it is the last."""
+    """Text of one answer that became certain, with the finish reason when it is the answer's last."""
 
+    index: int
+    """Which of the request's answers."""
     text: str
     tokens: int
-    """Tokens generated so far."""
+    """Tokens of all answers generated so far."""
     finish: FinishReason | None
+
+
+@dataclass
+class _Answer:
+    """What turns one answer's tokens into text."""
+
+    detokeniser: Detokeniser
+    scanner: StopStrings
+    last: float | None = None
+    """When its last token came."""
+
+    def push(self, token: Token) -> tuple[str, FinishReason | None]:
+        """Text that became certain with `token`, and why the answer ends with it."""
+        text = "" if token.finish is FinishReason.STOP else self.detokeniser.push(token.token)
+        if token.finish is not None:
+            text += self.detokeniser.finish()
+        certain, stopped = self.scanner.push(text)
+        if stopped:
+            return certain, FinishReason.STOP
+        if token.finish is not None:
+            certain += self.scanner.finish()
+        return certain, token.finish
 
 
 @dataclass(frozen=True)
@@ -70,6 +94,8 @@ class Generation:
         outside = next((token for token in prompt if token >= self.vocab_size), None)
         if outside is not None:
             raise bad_request(f"token {outside} is outside the vocabulary of {self.vocab_size}", body.PROMPT_FIELD)
+        if body.n > self.limits.places:
+            raise bad_request(f"n is {body.n}; at most {self.limits.places} answers may be open on this server", "n")
         defaults = self.codec.defaults
         return Submit(
             request=id,
@@ -82,69 +108,77 @@ class Generation:
                 seed=(secrets.randbits(32) if body.seed is None else body.seed) & SEED_MASK,
             ),
             stop_tokens=[] if body.ignore_eos else list(defaults.stop_tokens),
+            n=body.n,
+            priority=body.priority,
+            cache_salt=body.cache_salt or "",
         )
 
-    def admit(self, prompt_tokens: int) -> None:
+    def admit(self, prompt_tokens: int, answers: int) -> None:
         """Raises ApiError 503 with a time to come back when too much is open."""
-        load = Load(self.client.open_requests, self.client.unanswered_prompt_tokens)
-        rejection = reject(load, self.limits, prompt_tokens)
+        load = Load(self.client.open_answers, self.client.unanswered_prompt_tokens)
+        rejection = reject(load, self.limits, prompt_tokens, answers)
         if rejection is not None:
             self.metrics.rejections.labels(reason=rejection.reason).inc()
             after = self.rate.retry_after_seconds(self.clock())
             raise unavailable(rejection.message, "overloaded", after)
 
     async def pieces(self, submit: Submit, stops: Sequence[str], arrived: float) -> AsyncGenerator[Piece, None]:
-        """The answer piece by piece; raises ApiError. Closing it early frees the request's pages at the next step."""
-        outcome, generated = FinishReason.CANCELLED, 0
+        """The answers piece by piece; raises ApiError, and then none of them goes on. Closing it early frees the
+        request's pages at the next step."""
+        rest, generated = FinishReason.CANCELLED, 0
+        ended: list[FinishReason] = []
         self.metrics.prompt_tokens.inc(len(submit.prompt))
         try:
             async with aclosing(self._pieces(submit, stops, arrived)) as pieces:
                 async for piece in pieces:
-                    outcome, generated = piece.finish or outcome, piece.tokens
+                    generated = piece.tokens
+                    if piece.finish is not None:
+                        ended.append(piece.finish)
+                        self._ended(piece.finish)
                     yield piece
         except RequestError as error:
-            outcome = FinishReason.ERROR
+            rest = FinishReason.ERROR
             raise _as_api_error(error) from error
         finally:
-            self.metrics.finished.labels(reason=outcome.value).inc()
-            now = self.clock()
-            self.rate.finished(now)
+            for _ in range(submit.n - len(ended)):
+                ended.append(rest)
+                self._ended(rest)
             fields = {
                 "request": submit.request,
                 "prompt_tokens": len(submit.prompt),
                 "generated_tokens": generated,
-                "finish": outcome.value,
-                "seconds": round(now - arrived, 3),
+                "finish": ",".join(reason.value for reason in ended),
+                "seconds": round(self.clock() - arrived, 3),
             }
             logger("server").info("request", extra=fields)
 
+    def _ended(self, reason: FinishReason) -> None:
+        self.metrics.finished.labels(reason=reason.value).inc()
+        self.rate.finished(self.clock())
+
     async def _pieces(self, submit: Submit, stops: Sequence[str], arrived: float) -> AsyncGenerator[Piece, None]:
-        detokeniser = Detokeniser(self.codec.decode, submit.prompt)
-        scanner = StopStrings(stops)
-        count, last = 0, arrived
+        answers = [_Answer(Detokeniser(self.codec.decode, submit.prompt), StopStrings(stops)) for _ in range(submit.n)]
+        count = 0
         async with aclosing(self.client.generate(submit)) as tokens:
             async for token in tokens:
-                count, last = count + 1, self._observe(count, last)
-                text = ""
-                if token.finish is not FinishReason.STOP:
-                    text = detokeniser.push(token.token)
-                if token.finish is not None:
-                    text += detokeniser.finish()
-                certain, stopped = scanner.push(text)
-                if stopped:
-                    yield Piece(certain, count, FinishReason.STOP)
-                    return
-                if token.finish is not None:
-                    certain += scanner.finish()
-                if certain or token.finish is not None:
-                    yield Piece(certain, count, token.finish)
+                answer = answers[token.index]
+                self._observe(answer, None if count else arrived)
+                count += 1
+                certain, finish = answer.push(token)
+                if finish is not None and token.finish is None:
+                    self.client.end_answer(submit.request, token.index)
+                if certain or finish is not None:
+                    yield Piece(token.index, certain, count, finish)
 
-    def _observe(self, count: int, last: float) -> float:
+    def _observe(self, answer: _Answer, arrived: float | None) -> None:
+        """Count a token of `answer`; `arrived` is when the request came, given with the first token of all."""
         now = self.clock()
-        histogram = self.metrics.inter_token_seconds if count else self.metrics.first_token_seconds
-        histogram.observe(now - last)
+        if arrived is not None:
+            self.metrics.first_token_seconds.observe(now - arrived)
+        elif answer.last is not None:
+            self.metrics.inter_token_seconds.observe(now - answer.last)
         self.metrics.generation_tokens.inc()
-        return now
+        answer.last = now
 
 
 def _as_api_error(error: RequestError) -> ApiError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from octavo_runtime.engine.logs import logger
 from octavo_runtime.engine.messages import Submit
-from octavo_runtime.server.answers import AnswerWriter, ChatWriter, CompletionWriter, Json, Usage
+from octavo_runtime.server.answers import Answer, AnswerWriter, ChatWriter, CompletionWriter, Json, Usage
 from octavo_runtime.server.body import read_json
 from octavo_runtime.server.errors import ApiError
 from octavo_runtime.server.generation import Generation, Piece
@@ -103,7 +103,7 @@ class OpenAiApi:
         writer: AnswerWriter,
         arrived: float,
     ) -> Response:
-        generation.admit(len(submit.prompt))
+        generation.admit(len(submit.prompt), submit.n)
         pieces = generation.pieces(submit, body.stops, arrived)
         if not body.stream:
             return JSONResponse(await _unless_gone(request, _whole(pieces, submit, writer)))
@@ -114,27 +114,31 @@ class OpenAiApi:
 
 
 async def _whole(pieces: AsyncGenerator[Piece, None], submit: Submit, writer: AnswerWriter) -> Json:
-    text: list[str] = []
+    texts: list[list[str]] = [[] for _ in range(submit.n)]
+    finishes: dict[int, str] = {}
     async with aclosing(pieces):
         async for piece in pieces:
-            text.append(piece.text)
-    assert piece.finish is not None
-    return writer.whole("".join(text), piece.finish, Usage(len(submit.prompt), piece.tokens))
+            texts[piece.index].append(piece.text)
+            if piece.finish is not None:
+                finishes[piece.index] = piece.finish
+    answers = [Answer("".join(text), finishes[index]) for index, text in enumerate(texts)]
+    return writer.whole(answers, Usage(len(submit.prompt), piece.tokens))
 
 
 async def _events(
     first: Piece, rest: AsyncGenerator[Piece, None], submit: Submit, writer: AnswerWriter, *, include_usage: bool
 ) -> AsyncGenerator[bytes, None]:
-    """Server-sent events. An error after the first piece is an event of its own, and then no `[DONE]`."""
+    """Server-sent events; the answers' chunks are mixed as their tokens come. An error after the first piece is an
+    event of its own, and then no `[DONE]`."""
+    begun: set[int] = set()
     async with aclosing(rest):
         try:
-            piece = first
-            yield _event(writer.chunk(first.text, first=True))
-            while piece.finish is None:
-                piece = await anext(rest)
-                if piece.text:
-                    yield _event(writer.chunk(piece.text))
-            yield _event(writer.chunk(None, piece.finish))
+            async for piece in _chained(first, rest):
+                if piece.text or piece.index not in begun:
+                    yield _event(writer.chunk(piece.index, piece.text, first=piece.index not in begun))
+                begun.add(piece.index)
+                if piece.finish is not None:
+                    yield _event(writer.chunk(piece.index, None, piece.finish))
             if include_usage:
                 yield _event(writer.usage_chunk(Usage(len(submit.prompt), piece.tokens)))
             yield b"data: [DONE]\n\n"
@@ -143,6 +147,12 @@ async def _events(
                 "stream ended with an error", extra={"request": submit.request, "code": error.code}
             )
             yield _event(error.body())
+
+
+async def _chained(first: Piece, rest: AsyncGenerator[Piece, None]) -> AsyncIterator[Piece]:
+    yield first
+    async for piece in rest:
+        yield piece
 
 
 def _event(body: Json) -> bytes:

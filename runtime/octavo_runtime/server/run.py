@@ -22,6 +22,7 @@ from octavo_runtime.server.admission import AdmissionLimits, FinishRate
 from octavo_runtime.server.app import Probes, build_app
 from octavo_runtime.server.engine_client import ENGINE_STALLED, EngineClient
 from octavo_runtime.server.generation import DRAIN_DEADLINE, Generation
+from octavo_runtime.server.integrity import doubt, integrity_report
 from octavo_runtime.server.lifecycle import Lifecycle
 from octavo_runtime.server.metrics import EngineView, ServerMetrics
 from octavo_runtime.server.openai import OpenAiApi
@@ -84,10 +85,18 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, _on_signal, number, lifecycle)
         client = EngineClient(self.program, self.clock)
-        metrics = ServerMetrics(self.settings.served_model, self.settings.max_num_seqs, _view(client))
+        mode, settings = self.program.settings.integrity, self.settings
+        metrics = ServerMetrics(settings.served_model, settings.max_num_seqs, _view(client), mode)
         ready: asyncio.Future[Generation] = loop.create_future()
-        api = OpenAiApi(self.settings.served_model, int(time.time()), ready.result)
-        app = build_app(lifecycle, Probes(lifecycle, metrics, lambda: self._sick(client)), api)
+        api = OpenAiApi(settings.served_model, int(time.time()), ready.result)
+        probes = Probes(
+            lifecycle,
+            metrics,
+            sick=lambda: self._sick(client),
+            doubtful=lambda: doubt(client.stats, client.violations, settings.unready_after_violations),
+            report=lambda after: integrity_report(mode, client.started_at, client.stats, client.violations, after),
+        )
+        app = build_app(lifecycle, probes, api)
         http = _Uvicorn(_uvicorn_config(app))
         await client.start()
         life = _Life(
@@ -150,7 +159,7 @@ class Server:
             overdue = self._silent_too_long(client)
             await self.pause(WATCH_SECONDS)
         message = f"the engine gave no sign of life for {client.silent_seconds:.0f} s (--stall-seconds)"
-        logger("server").error("engine stalled", extra={"open_requests": client.open_requests})
+        logger("server").error("engine stalled", extra={"open_answers": client.open_answers})
         client.fail_open_requests(ENGINE_STALLED, message)
         client.kill()
         return Failed("EngineStalled", message, refused=False, retryable=True)
@@ -245,7 +254,7 @@ def _view(client: EngineClient) -> EngineView:
     def started() -> Started | None:
         return client.started.result() if client.started.done() and not client.started.cancelled() else None
 
-    return EngineView(lambda: client.stats, started, lambda: client.silent_seconds)
+    return EngineView(lambda: client.stats, started, lambda: client.silent_seconds, lambda: client.violations.last)
 
 
 def _uvicorn_config(app: object) -> uvicorn.Config:

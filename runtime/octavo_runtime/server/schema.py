@@ -19,6 +19,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 MAX_MESSAGES = 4096
 MAX_SHOWN_CHARACTERS = 80
+MAX_ANSWERS = 16
+MAX_SALT_CHARACTERS = 128
+MOST_URGENT, LEAST_URGENT = -10, 10
 
 OBJECT_LEVELS = 3
 """Objects within each other: body, message, part. In all of them null means the same as leaving the field out."""
@@ -27,7 +30,6 @@ Neutral = Mapping[str, tuple[object, ...]]
 """Fields that OpenAI or vLLM knows and Octavo does not implement, and the values of each that ask for nothing."""
 
 NEUTRAL_ANYWHERE: Neutral = {
-    "n": (1,),
     "best_of": (1,),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -82,6 +84,12 @@ class GenerationBody(Body):
     """The k most likely tokens; 0 and -1 keep all."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOP_STRINGS)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] = 1
+    """Answers to the one prompt; answer `i` draws with `seed` + i."""
+    priority: Annotated[int, Field(ge=MOST_URGENT, le=LEAST_URGENT)] = 0
+    """vLLM's: lower goes first."""
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
+    """vLLM's: cached prefixes are shared only among requests with the same salt."""
     ignore_eos: bool = False
     """Go on to max_tokens whatever the model says; for measurements."""
     user: Annotated[str, Field(max_length=512)] | None = None

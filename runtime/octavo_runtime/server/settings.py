@@ -29,5 +29,8 @@ class ServeSettings:
     max_body_bytes: int | None = None
     """By default 64 bytes for every token that a request may have, at least 1 MiB: text has about 5 bytes a token, and
     up to six times that when JSON escapes it."""
+    unready_after_violations: int | None = None
+    """Readiness fails once the integrity check counted so many violations. Off by default: taking replicas out of
+    traffic is the operator's decision, which has a budget; this is for use without one."""
     max_body_seconds: float = 30.0
     """How long a request's body may take to arrive: it holds memory, and a drain waits for it, before admission."""

@@ -1,6 +1,7 @@
 """A torch-free engine in a real engine process: it answers with the prompt, and does as the prompt tells it.
 
-`echo TEXT` gives TEXT back, one token per step. The words in `COMMANDS` stand for what an engine can do to a server.
+`echo TEXT` gives TEXT back, one token per step, and `each A|B|C` gives each of its answers another part. The words in
+`COMMANDS` stand for what an engine can do to a server.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from octavo_runtime.engine.messages import (
     Started,
     Submit,
     Token,
+    Violation,
 )
 from octavo_runtime.engine.process import EngineProgram, Report
 from octavo_runtime.engine.result import StepResult
@@ -40,7 +42,11 @@ VOCABULARY = BYTES + 1
 MAX_MODEL_LEN = 256
 
 HOLD, RELEASE, FAIL, FAIL_LATE, DIE, HANG = "hold", "release", "fail", "fail late", "die", "hang"
-COMMANDS = frozenset({HOLD, RELEASE, FAIL, FAIL_LATE, DIE, HANG})
+VIOLATE, STALL, RECOVER, TELL = "violate", "stall", "recover", "tell"
+"""Find a violation; let the integrity check stall and speak again; answer with priority and salt."""
+COMMANDS = frozenset({HOLD, RELEASE, FAIL, FAIL_LATE, DIE, HANG, VIOLATE, STALL, RECOVER, TELL})
+EACH = "each "
+VIOLATION_TIME = 1_700_000_000.0
 
 FACTS = ModelFacts(
     architecture="Echo",
@@ -84,6 +90,7 @@ def byte_codec() -> TextCodec:
 @dataclass
 class _Running:
     message: Submit
+    index: int
     text: str
     sent: int = 0
     held: bool = False
@@ -95,9 +102,13 @@ class EchoEngine:
     """Obeys `engine.result.Steps`."""
 
     slots: int
-    running: dict[str, _Running] = field(default_factory=dict)
+    running: dict[tuple[str, int], _Running] = field(default_factory=dict)
     tokenizer: Tokenizer = field(default_factory=byte_tokenizer)
     steps: int = 0
+    stalled: bool = False
+    found: int = 0
+    """Violations, each of which is told of once."""
+    untold: list[Violation] = field(default_factory=list)
 
     @property
     def idle(self) -> bool:
@@ -113,34 +124,59 @@ class EchoEngine:
             case str() if text == RELEASE:
                 for one in self.running.values():
                     one.held = False
-        self.running[message.request] = _Running(message, text, held=text == HOLD)
+            case str() if text == VIOLATE:
+                self.found += 1
+                self.untold.append(self._violation(message.request))
+            case str() if text in {STALL, RECOVER}:
+                self.stalled = text == STALL
+            case str() if text == TELL:
+                text = f"{message.priority} {message.cache_salt}"
+        parts = text.removeprefix(EACH).split("|") if text.startswith(EACH) else [text] * message.n
+        for index in range(message.n):
+            self.running[message.request, index] = _Running(message, index, parts[index], held=parts[index] == HOLD)
 
-    def cancel(self, request_id: str) -> None:
-        self.running.pop(request_id, None)
+    def _violation(self, request: str) -> Violation:
+        return Violation(
+            id=self.found,
+            time=VIOLATION_TIME + self.found,
+            step=self.steps,
+            site="table",
+            reasons=("tag", "binding"),
+            request=request,
+            pages=(3, 4),
+            action="reported",
+        )
+
+    def cancel(self, request_id: str, index: int | None = None) -> None:
+        for name in [name for name in self.running if name[0] == request_id and index in {None, name[1]}]:
+            del self.running[name]
 
     def step(self) -> StepResult:
         self.steps += 1
         tokens: list[Token] = []
         failures: list[RequestFailed] = []
         for name, one in list(self.running.items()):
-            if one.held:
+            if one.held or name not in self.running:
                 continue
             if one.text == FAIL or (one.text == FAIL_LATE and one.sent == 3):
-                failures.append(RequestFailed(name, "kv_integrity_violation", "pages are not its own", retryable=True))
-                del self.running[name]
+                request = one.message.request
+                message = "pages are not its own"
+                failures.append(RequestFailed(request, "kv_integrity_violation", message, retryable=True))
+                self.cancel(request)
                 continue
-            tokens.append(self._next(name, one))
+            tokens.append(self._next(one))
             if tokens[-1].finish is not None:
                 del self.running[name]
-        return StepResult(tuple(tokens), tuple(failures))
+        untold, self.untold = tuple(self.untold), []
+        return StepResult(tuple(tokens), tuple(failures), untold)
 
-    def _next(self, name: str, one: _Running) -> Token:
-        answer = self.tokenizer.encode(one.text).ids
+    def _next(self, one: _Running) -> Token:
+        request, answer = one.message.request, self.tokenizer.encode(one.text).ids
         one.sent += 1
         if one.sent > len(answer) and END in one.message.stop_tokens:
-            return Token(name, END, FinishReason.STOP)
+            return Token(request, END, FinishReason.STOP, one.index)
         finish = FinishReason.LENGTH if one.sent == one.message.max_tokens else None
-        return Token(name, answer[(one.sent - 1) % len(answer)], finish)
+        return Token(request, answer[(one.sent - 1) % len(answer)], finish, one.index)
 
     def audit(self) -> None:
         """Nothing to audit."""
@@ -159,8 +195,11 @@ class EchoEngine:
             preemptions=0,
             recomputed=0,
             integrity_checks=self.steps,
-            integrity_violations={"tag": 2},
+            integrity_violations={"tag": 2 + self.found},
             integrity_cancelled=0,
+            prefix_queried_tokens=50,
+            prefix_hit_tokens=20,
+            integrity_stalled=self.stalled,
         )
 
 

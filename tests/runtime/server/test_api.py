@@ -153,8 +153,7 @@ async def test_null_is_the_same_as_leaving_a_field_out_at_every_level(server: Se
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"n": 2}, "n"),
-        ({"n": True}, "n"),
+        ({"best_of": 2, "n": 2}, "best_of"),
         ({"presence_penalty": False}, "presence_penalty"),
         ({"logprobs": True}, "logprobs"),
         ({"logprobs": 0}, "logprobs"),
@@ -199,6 +198,14 @@ async def test_a_developer_speaks_to_templates_as_the_system() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
+        ({"n": 0}, "n"),
+        ({"n": 17}, "n"),
+        ({"n": True}, "n"),
+        ({"priority": 11}, "priority"),
+        ({"priority": -11}, "priority"),
+        ({"priority": 0.5}, "priority"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"cache_salt": "x" * 129}, "cache_salt"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": "5"}, "max_tokens"),
         ({"temperature": -0.1}, "temperature"),

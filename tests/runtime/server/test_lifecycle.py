@@ -244,8 +244,8 @@ async def test_ctrl_c_skips_the_announcement_and_a_second_one_aborts() -> None:
 async def test_drain_answers_on_loopback_only(peer: str, status: int) -> None:
     life = Lifecycle(Clock(), announce_seconds=5, drain_seconds=60)
     life.loaded()
-    view = EngineView(lambda: None, lambda: None, lambda: 0.0)
-    probes = Probes(life, ServerMetrics("m", 1, view), lambda: None)
+    view = EngineView(lambda: None, lambda: None, lambda: 0.0, lambda: None)
+    probes = Probes(life, ServerMetrics("m", 1, view), lambda: None, lambda: None, lambda _after: {})
     never: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
     transport = httpx.ASGITransport(build_app(life, probes, OpenAiApi("m", 0, never.result)), client=(peer, 1234))
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
