@@ -20,11 +20,12 @@ from octavo_runtime.cli.main import leave_last_word
 from octavo_runtime.contract.container import DRAIN_ANNOUNCE_SECONDS, HTTP_PORT
 from octavo_runtime.contract.facts import ModelFacts
 from octavo_runtime.contract.footprint import DEFAULT_PAGE_SIZE
+from octavo_runtime.contract.integrity import IntegrityMode
 from octavo_runtime.contract.launch import MAX_NUM_BATCHED_TOKENS
-from octavo_runtime.contract.precision import ComputeCapability, KvFormat, WeightFormat
+from octavo_runtime.contract.precision import ComputeCapability, KvFormat, KvScaling, WeightFormat
 from octavo_runtime.contract.refused import Refused
 from octavo_runtime.contract.termination import ExitCode, report_of
-from octavo_runtime.engine.integrity import IntegrityMode
+from octavo_runtime.engine.fault_kinds import DEFAULT_RATE, FaultKind, FaultPlan
 from octavo_runtime.engine.logs import LogFormat, configure_logs, logger
 from octavo_runtime.engine.messages import Failed, Started
 from octavo_runtime.engine.process import EngineProgram, Report
@@ -36,6 +37,7 @@ from octavo_runtime.server.settings import ServeSettings
 
 AUTO = "auto"
 EnumT = TypeVar("EnumT", bound=StrEnum)
+_SCALINGS = {"per-tensor": KvScaling.PER_TENSOR, "per-token-head": KvScaling.PER_TOKEN_HEAD}
 _DEFAULTS = ServeSettings(served_model="", vocab_size=0, max_num_seqs=0)
 
 
@@ -60,6 +62,18 @@ def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
         help=f"new tokens per step ({MAX_NUM_BATCHED_TOKENS})",
     )
     group.add_argument(
+        "--kv-scale",
+        choices=_SCALINGS,
+        default="per-tensor",
+        help="scales of an FP8 cache: one per layer, or one per token and head, which takes more memory (per-tensor)",
+    )
+    group.add_argument(
+        "--no-prefix-cache",
+        dest="prefix_cache",
+        action="store_false",
+        help="free a request's pages at its end instead of keeping them for prompts that begin the same",
+    )
+    group.add_argument(
         "--kv-cache-memory-bytes", type=_positive, metavar="BYTES", help="KV pool (default: from free memory)"
     )
     group.add_argument(
@@ -81,6 +95,16 @@ def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
         default=IntegrityMode.ENFORCE.value,
         help="enforce: a violation ends its request; report: it is counted; off: nothing is checked",
     )
+    group.add_argument(
+        "--inject-fault",
+        type=_fault,
+        action="append",
+        default=[],
+        metavar="KIND[:RATE]",
+        help=f"make the KV cache wrong on purpose, in this share of steps ({DEFAULT_RATE:g}); may be repeated. "
+        f"Kinds: {', '.join(FaultKind)}",
+    )
+    group.add_argument("--allow-fault-injection", action="store_true", help="without it --inject-fault is refused")
     group.add_argument(
         "--allow-reference", action="store_true", help="run the specification where no fast kernel can, slowly"
     )
@@ -114,6 +138,12 @@ def _add_server_arguments(group: argparse._ArgumentGroup) -> None:
         "--max-request-bytes", type=_positive, metavar="BYTES", help="body limit (from --max-model-len, 1 MiB or more)"
     )
     group.add_argument(
+        "--unready-after-violations",
+        type=_positive,
+        metavar="N",
+        help="fail readiness after so many integrity violations (off: under the operator, it decides)",
+    )
+    group.add_argument(
         "--log-format", choices=[style.value for style in LogFormat], default=LogFormat.LOGFMT.value, help="of logs"
     )
 
@@ -134,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
     logger("server").info("loading", extra={"model": str(args.model), "host": args.host, "port": args.port})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         ended = runner.run(server.run(sock))
-    return ExitCode.OK if ended is None else _engine_ended(ended)
+    return ExitCode.OK if ended is None else engine_ended(ended)
 
 
 def _exit_at_once(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -149,7 +179,8 @@ def _start_engine(settings: EngineSettings, report: Report) -> tuple[Steps, Star
     return start_engine(settings, report)
 
 
-def _engine_ended(failed: Failed) -> int:
+def engine_ended(failed: Failed) -> int:
+    """The exit code of a server whose engine ended; raises Refused where the engine refused its settings."""
     refused = Refused(failed.reason, failed.message, retryable=failed.retryable)
     if failed.refused:
         raise refused
@@ -191,6 +222,9 @@ def engine_settings(args: argparse.Namespace, facts: ModelFacts) -> EngineSettin
         expect_compute_capability=args.expect_compute_capability,
         expect_memory_mib=args.expect_memory_mib,
         integrity=IntegrityMode(args.kv_integrity),
+        kv_scaling=_scaling(args),
+        prefix_cache=args.prefix_cache,
+        faults=_faults(args),
         allow_reference=args.allow_reference,
     )
 
@@ -209,7 +243,33 @@ def serve_settings(args: argparse.Namespace, facts: ModelFacts) -> ServeSettings
         max_queued_requests=args.max_queued_requests,
         max_queued_tokens=args.max_queued_tokens,
         max_body_bytes=args.max_request_bytes,
+        unready_after_violations=args.unready_after_violations,
     )
+
+
+def _scaling(args: argparse.Namespace) -> KvScaling:
+    scaling = _SCALINGS[args.kv_scale]
+    if scaling is not KvScaling.PER_TENSOR and _chosen(KvFormat, args.kv_cache_dtype) is KvFormat.BF16:
+        raise Refused(
+            "KvScaleWithoutFp8",
+            f"--kv-scale {args.kv_scale}: a BF16 cache has no scales; use --kv-cache-dtype fp8 or auto",
+        )
+    return scaling
+
+
+def _faults(args: argparse.Namespace) -> tuple[FaultPlan, ...]:
+    plans: list[FaultPlan] = args.inject_fault
+    if plans and not args.allow_fault_injection:
+        raise Refused(
+            "FaultInjectionNotAllowed",
+            f"--inject-fault {plans[0].kind} makes the KV cache wrong on purpose and ends requests of users; "
+            f"where that is meant, give --allow-fault-injection too",
+        )
+    kinds = [plan.kind for plan in plans]
+    twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
+    if twice is not None:
+        raise Refused("FaultGivenTwice", f"--inject-fault {twice} is given more than once; give it one rate")
+    return tuple(plans)
 
 
 def _choices(formats: type[StrEnum]) -> list[str]:
@@ -239,6 +299,17 @@ def _page_size(text: str) -> int:
     if not 16 <= size <= 128:
         raise argparse.ArgumentTypeError(f"must be 16 to 128 tokens, got {text!r}")
     return size
+
+
+def _fault(text: str) -> FaultPlan:
+    name, colon, rate = text.partition(":")
+    if name not in set(FaultKind):
+        raise argparse.ArgumentTypeError(f"there is no fault kind {name!r}; there are: {', '.join(FaultKind)}")
+    if not colon:
+        return FaultPlan(FaultKind(name))
+    if not re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,9})?", rate) or not 0 < float(rate) <= 1:
+        raise argparse.ArgumentTypeError(f"the rate of {name} must be above 0 and at most 1, got {rate!r}")
+    return FaultPlan(FaultKind(name), float(rate))
 
 
 def _port(text: str) -> int:

@@ -11,6 +11,7 @@ from octavo_runtime.contract.container import HTTP_PORT as HTTP_PORT
 from octavo_runtime.contract.container import TERMINATION_LIMIT_BYTES as TERMINATION_LIMIT_BYTES
 from octavo_runtime.contract.container import TERMINATION_LOG as TERMINATION_LOG
 from octavo_runtime.contract.footprint import DEFAULT_PAGE_SIZE
+from octavo_runtime.contract.integrity import IntegrityMode
 from octavo_runtime.contract.precision import ComputeCapability, KvFormat, WeightFormat
 
 MAX_NUM_BATCHED_TOKENS = 512
@@ -39,6 +40,7 @@ class LaunchFlags:
     expect_compute_capability: ComputeCapability | None = None
     expect_memory_mib: int | None = None
     port: int = HTTP_PORT
+    kv_integrity: IntegrityMode | None = None
 
     def to_argv(self) -> tuple[str, ...]:
         """`("serve", MODEL, "--flag=value", ...)`, in a stable order."""
@@ -58,4 +60,6 @@ class LaunchFlags:
             flags.append(f"--expect-compute-capability={self.expect_compute_capability}")
         if self.expect_memory_mib is not None:
             flags.append(f"--expect-memory-mib={self.expect_memory_mib}")
+        if self.kv_integrity is not None:
+            flags.append(f"--kv-integrity={self.kv_integrity}")
         return ("serve", self.model, *flags)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from octavo_runtime.cli import serve
 from octavo_runtime.cli.main import main
+from octavo_runtime.contract.integrity import IntegrityMode
 from octavo_runtime.contract.launch import LaunchFlags
-from octavo_runtime.contract.precision import ComputeCapability, KvFormat, WeightFormat
+from octavo_runtime.contract.precision import ComputeCapability, KvFormat, KvScaling, WeightFormat
+from octavo_runtime.contract.refused import Refused
 from octavo_runtime.contract.termination import ExitCode
-from octavo_runtime.engine.integrity import IntegrityMode
+from octavo_runtime.engine.fault_kinds import DEFAULT_RATE, FaultKind, FaultPlan
+from octavo_runtime.engine.messages import Failed
 from octavo_runtime.server.run import bind
 from tests.checkpoints import write_checkpoint
 from tests.published_models import gqa_config, gqa_tensors
@@ -35,6 +38,7 @@ EVERY_FLAG = LaunchFlags(
     expect_compute_capability=ComputeCapability(9, 0),
     expect_memory_mib=143_771,
     port=8123,
+    kv_integrity=IntegrityMode.REPORT,
 )
 
 
@@ -62,6 +66,7 @@ def test_what_the_operator_writes_is_read_back_whole() -> None:
         expect_compute_capability=engine.expect_compute_capability,
         expect_memory_mib=engine.expect_memory_mib,
         port=server.port,
+        kv_integrity=engine.integrity,
     )
     assert command == "serve"
     assert read_back == EVERY_FLAG
@@ -76,6 +81,68 @@ def test_by_hand_everything_but_the_path_has_a_default() -> None:
     assert (server.served_model, server.host, server.port) == ("tiny-moe", "0.0.0.0", 8000)
     assert (engine.weights, engine.kv_cache, engine.max_model_len, engine.kv_cache_memory_bytes) == (None,) * 4
     assert (engine.max_num_seqs, server.max_num_seqs, engine.integrity) == (32, 32, IntegrityMode.ENFORCE)
+    assert (engine.kv_scaling, engine.prefix_cache, engine.faults) == (KvScaling.PER_TENSOR, True, ())
+    assert server.unready_after_violations is None
+
+
+def test_what_the_operator_says_nothing_of_is_left_to_the_default() -> None:
+    argv = replace(EVERY_FLAG, kv_integrity=None).to_argv()[1:]
+    assert not any("integrity" in flag for flag in argv)
+    assert serve.engine_settings(parsed(*argv), FACTS).integrity is IntegrityMode.ENFORCE
+
+
+def test_flags_of_the_cache_and_its_check_reach_the_settings() -> None:
+    args = parsed("/m", "--kv-scale=per-token-head", "--no-prefix-cache", "--unready-after-violations=3")
+    engine, server = serve.engine_settings(args, FACTS), serve.serve_settings(args, FACTS)
+    assert (engine.kv_scaling, engine.prefix_cache) == (KvScaling.PER_TOKEN_HEAD, False)
+    assert server.unready_after_violations == 3
+
+
+def test_faults_are_injected_at_their_rate_or_the_default_one() -> None:
+    flags = [f"--inject-fault={kind}" for kind in FaultKind if kind is not FaultKind.WRONG_ROW]
+    args = parsed("/m", *flags, "--inject-fault", "wrong-row:0.25", "--allow-fault-injection")
+    plans = serve.engine_settings(args, FACTS).faults
+    assert {plan.kind for plan in plans} == set(FaultKind)
+    assert plans[-1] == FaultPlan(FaultKind.WRONG_ROW, 0.25)
+    assert {plan.rate for plan in plans[:-1]} == {DEFAULT_RATE}
+    assert serve.engine_settings(parsed("/m", "--allow-fault-injection"), FACTS).faults == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason", "said"),
+    [
+        (
+            ["--inject-fault=wrong-page"],
+            "FaultInjectionNotAllowed",
+            "--inject-fault wrong-page makes the KV cache wrong on purpose and ends requests of users; "
+            "where that is meant, give --allow-fault-injection too",
+        ),
+        (
+            ["--inject-fault=wrong-page", "--inject-fault=wrong-page:0.5", "--allow-fault-injection"],
+            "FaultGivenTwice",
+            "--inject-fault wrong-page is given more than once",
+        ),
+        (
+            ["--kv-scale=per-token-head", "--kv-cache-dtype=bf16"],
+            "KvScaleWithoutFp8",
+            "--kv-scale per-token-head: a BF16 cache has no scales; use --kv-cache-dtype fp8 or auto",
+        ),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused_with_a_sentence(flags: list[str], reason: str, said: str) -> None:
+    with pytest.raises(Refused) as refused:
+        serve.engine_settings(parsed("/m", *flags), FACTS)
+    assert refused.value.reason == reason
+    assert said in refused.value.message
+
+
+def test_an_engine_that_ended_is_no_success(log: Path) -> None:
+    """What the server returns becomes the exit code: 1 with the reason on record, or a refusal, which gives 3."""
+    died = Failed("EngineDied", "signal 9", refused=False, retryable=True)
+    assert serve.engine_ended(died) == ExitCode.FAILED
+    assert refusal(log)["reason"] == "EngineDied"
+    with pytest.raises(Refused, match="no such device"):
+        serve.engine_ended(Failed("X", "no such device", refused=True, retryable=False))
 
 
 @pytest.mark.parametrize(
@@ -89,6 +156,16 @@ def test_by_hand_everything_but_the_path_has_a_default() -> None:
         ("--expect-compute-capability=hopper", "compute capability must look like 9.0, got 'hopper'"),
         ("--port=70000", "argument --port: must be 1 to 65535, got '70000'"),
         ("--drain-seconds=soon", "argument --drain-seconds: must be seconds, such as 5 or 0.5, got 'soon'"),
+        ("--kv-scale=per-row", "argument --kv-scale: invalid choice: 'per-row'"),
+        (
+            "--inject-fault=rowhammer",
+            "there is no fault kind 'rowhammer'; there are: wrong-page, wrong-pair,",
+        ),
+        ("--inject-fault=wrong-page:0", "the rate of wrong-page must be above 0 and at most 1, got '0'"),
+        ("--inject-fault=wrong-page:1.01", "the rate of wrong-page must be above 0 and at most 1, got '1.01'"),
+        ("--inject-fault=wrong-page:", "the rate of wrong-page must be above 0 and at most 1, got ''"),
+        ("--inject-fault=wrong-page:1e-3", "the rate of wrong-page must be above 0 and at most 1, got '1e-3'"),
+        ("--unready-after-violations=0", "argument --unready-after-violations: must be a whole number of at least 1"),
         ("--banana", "unrecognized arguments: --banana"),
     ],
 )
