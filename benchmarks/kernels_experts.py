@@ -16,7 +16,7 @@ from benchmarks.kernels_stream import read_arm
 from octavo_kernels.cpu.experts import CpuExperts, PackedExperts
 from octavo_kernels.formats.experts import Int4Experts
 from octavo_kernels.formats.int4 import Int4Weight
-from octavo_kernels.reference.quantised_linear import Activations
+from octavo_kernels.formats.linear import Activations
 
 HIDDEN, INTERMEDIATE, TOP_K, GROUP = 2048, 768, 8, 128
 FULL_WEIGHTS = 40

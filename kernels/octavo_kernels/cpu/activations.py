@@ -10,8 +10,7 @@ from octavo_kernels.cpu import library
 from octavo_kernels.cpu.packing import Format
 from octavo_kernels.errors import KernelInputError
 from octavo_kernels.formats.int4 import Int4Weight
-from octavo_kernels.formats.linear import QuantisedWeight
-from octavo_kernels.reference.quantised_linear import Activations
+from octavo_kernels.formats.linear import Activations, QuantisedWeight
 
 
 @functools.cache

@@ -17,8 +17,8 @@ from octavo_kernels.cpu.indices import require_within
 from octavo_kernels.cpu.packing import PackedWeight, pack
 from octavo_kernels.errors import require_contiguous, require_dtype, require_shape
 from octavo_kernels.formats.experts import CanonicalExperts
+from octavo_kernels.formats.linear import Activations
 from octavo_kernels.operations import ExpertKernel
-from octavo_kernels.reference.quantised_linear import Activations
 
 PLACES_PER_PASS = 4096
 """Most (token, k) places in one pass: bounds the scratch memory, to about 40 MB at Qwen3-30B-A3B's shape."""

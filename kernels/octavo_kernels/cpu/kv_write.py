@@ -9,8 +9,7 @@ from octavo_kernels.cpu.indices import require_within
 from octavo_kernels.errors import KernelInputError, require_contiguous, require_dtype, require_shape
 from octavo_kernels.formats import fp8
 from octavo_kernels.formats.place import require_page_size
-from octavo_kernels.reference.mla_attention import check_rows_and_scale
-from octavo_kernels.reference.paged_attention import check_pages
+from octavo_kernels.step_inputs import check_pages, check_rows_and_scale
 
 
 def kv_write(

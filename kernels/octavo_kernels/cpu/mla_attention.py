@@ -9,7 +9,7 @@ import torch
 
 from octavo_kernels.cpu.paged_attention import attend
 from octavo_kernels.errors import KernelInputError, require_contiguous, require_shape
-from octavo_kernels.reference.mla_attention import check_rows_and_scale
+from octavo_kernels.step_inputs import check_rows_and_scale
 
 
 def mla_attention(

@@ -11,8 +11,7 @@ import torch
 from octavo_kernels.cpu import library
 from octavo_kernels.errors import KernelInputError, require_contiguous, require_dtype, require_shape
 from octavo_kernels.formats import fp8
-from octavo_kernels.reference.attention_tiles import check_step
-from octavo_kernels.reference.paged_attention import check_pages
+from octavo_kernels.step_inputs import check_pages, check_step
 
 
 def paged_attention(

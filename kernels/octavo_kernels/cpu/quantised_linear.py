@@ -16,10 +16,9 @@ from octavo_kernels.cpu.packing import PackedWeight, pack
 from octavo_kernels.errors import require_contiguous, require_dtype, require_shape
 from octavo_kernels.formats.fp8_block import Fp8BlockWeight
 from octavo_kernels.formats.int4 import Int4Weight
-from octavo_kernels.formats.linear import QuantisedWeight
+from octavo_kernels.formats.linear import Activations, QuantisedWeight
 from octavo_kernels.formats.nvfp4 import Nvfp4Weight
 from octavo_kernels.operations import LinearKernel
-from octavo_kernels.reference.quantised_linear import Activations
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from octavo_kernels.cpu import library
 from octavo_kernels.device import CpuFeature, Device, DeviceKind
+from octavo_kernels.formats.linear import Activations
 from octavo_kernels.implementations import reference
 from octavo_kernels.implementations.entry import WhyNot, function, instance
 from octavo_kernels.operations import Operation
-from octavo_kernels.reference.quantised_linear import Activations
 from octavo_kernels.registry import Formats, Implementation, Shapes
 
 CPU = "cpu"

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
 from octavo_kernels.formats import fp8
 from octavo_kernels.reference.block_table import clamp_pages
 
@@ -33,17 +32,6 @@ LEAST_EXPONENT = -87.0
 
 ReadRows = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Flat slots [B, L] to float32 keys [B, L, kv_heads, D] and values [B, L, kv_heads, Dv]."""
-
-
-def check_step(query: torch.Tensor, block_table: torch.Tensor, context_lens: torch.Tensor, page_size: int) -> None:
-    """Raise KernelInputError for a step's tensors of wrong dtype or shape, or a context that the table cannot hold."""
-    require_dtype("query", query, torch.float32)
-    require_shape("query", query, None, None, None)
-    require_dtype("block_table", block_table, torch.int32)
-    require_shape("block_table", block_table, context_lens.shape[0], None, 2)
-    room = block_table.shape[1] * page_size
-    if context_lens.numel() and int(context_lens.max()) > room:
-        raise KernelInputError(f"context_lens reaches {int(context_lens.max())}, the block table holds {room} tokens")
 
 
 def attend_step(

@@ -22,8 +22,7 @@ from octavo_kernels.formats import fp8
 from octavo_kernels.formats.place import fill_of, filled_to, require_page_size
 from octavo_kernels.formats.verdict import Finding, word_of
 from octavo_kernels.reference.block_table import clamp_pages, in_pool
-from octavo_kernels.reference.mla_attention import check_rows_and_scale
-from octavo_kernels.reference.paged_attention import check_pages
+from octavo_kernels.step_inputs import check_pages, check_rows_and_scale
 
 
 def kv_write(

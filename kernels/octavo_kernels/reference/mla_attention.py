@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
-from octavo_kernels.formats import fp8
-from octavo_kernels.reference.attention_tiles import attend_step, check_step, gather
+from octavo_kernels.errors import KernelInputError, require_shape
+from octavo_kernels.reference.attention_tiles import attend_step, gather
+from octavo_kernels.step_inputs import check_rows_and_scale, check_step
 
 
 def mla_attention(
@@ -55,13 +55,3 @@ def mla_attention(
         context_lens=context_lens,
         positions=positions,
     )
-
-
-def check_rows_and_scale(pages: torch.Tensor, scale: torch.Tensor) -> None:
-    """Raise KernelInputError unless these are pages [num_pages, page_size, L + R] and a scale that belongs to them."""
-    require_shape("pages", pages, None, None, None)
-    require_dtype("pages", pages, torch.bfloat16, fp8.DTYPE)
-    require_dtype("scale", scale, torch.float32)
-    if scale.ndim:
-        require_shape("scale", scale, *pages.shape[:2])
-        require_dtype("pages, as scale is per token,", pages, fp8.DTYPE)

@@ -13,10 +13,11 @@ import torch
 
 from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
 from octavo_kernels.formats.experts import Bf16Experts, CanonicalExperts
+from octavo_kernels.formats.linear import Activations
 from octavo_kernels.operations import ExpertKernel
 from octavo_kernels.reference.activation import silu
 from octavo_kernels.reference.linear import linear
-from octavo_kernels.reference.quantised_linear import Activations, check_activations, dequantise, quantised_linear
+from octavo_kernels.reference.quantised_linear import check_activations, dequantise, quantised_linear
 
 
 class ReferenceExperts(ExpertKernel[CanonicalExperts]):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
-from octavo_kernels.formats import fp8
-from octavo_kernels.reference.attention_tiles import attend_step, check_step, gather
+from octavo_kernels.errors import KernelInputError, require_shape
+from octavo_kernels.reference.attention_tiles import attend_step, gather
+from octavo_kernels.step_inputs import check_pages, check_step
 
 
 def paged_attention(
@@ -57,18 +57,3 @@ def paged_attention(
         context_lens=context_lens,
         positions=positions,
     )
-
-
-def check_pages(k_pages: torch.Tensor, v_pages: torch.Tensor, k_scale: torch.Tensor, v_scale: torch.Tensor) -> None:
-    """Raise KernelInputError unless the two tensors are pages of one shape and dtype, with scales that belong to it."""
-    require_shape("k_pages", k_pages, None, None, None, None)
-    require_dtype("k_pages", k_pages, torch.bfloat16, fp8.DTYPE)
-    require_dtype("v_pages", v_pages, k_pages.dtype)
-    require_shape("v_pages", v_pages, *k_pages.shape)
-    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
-        require_dtype(name, scale, torch.float32)
-        if scale.ndim == 1:
-            require_shape(name, scale, k_pages.shape[2])
-        elif scale.ndim:
-            require_shape(name, scale, *k_pages.shape[:3])
-            require_dtype(f"k_pages, as {name} is per token and head,", k_pages, fp8.DTYPE)

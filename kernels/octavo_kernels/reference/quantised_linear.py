@@ -16,29 +16,18 @@ Every result row has the same bits in every batch.
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import torch
 
 from octavo_kernels.errors import KernelInputError, require_dtype, require_shape
 from octavo_kernels.formats import fp8, fp8_block, int4, nvfp4
 from octavo_kernels.formats.fp8_block import Fp8BlockWeight
 from octavo_kernels.formats.int4 import Int4Weight
-from octavo_kernels.formats.linear import QuantisedWeight
+from octavo_kernels.formats.linear import Activations, QuantisedWeight
 from octavo_kernels.formats.nvfp4 import Nvfp4Weight
 from octavo_kernels.operations import LinearKernel
 from octavo_kernels.reference.linear import linear
 
 INT8_MAX = 127
-
-
-class Activations(StrEnum):
-    """What a product does with its activations."""
-
-    EXACT = "exact"
-    """They stay float32: weight-only quantisation."""
-    QUANTISED = "quantised"
-    """They are rounded to the type that the weight's format is multiplied in."""
 
 
 class ReferenceQuantisedLinear(LinearKernel[QuantisedWeight]):

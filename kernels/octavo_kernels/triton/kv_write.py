@@ -17,8 +17,7 @@ from octavo_kernels.errors import KernelInputError, require_contiguous, require_
 from octavo_kernels.formats import fp8
 from octavo_kernels.formats.place import FILL_MASK, require_page_size
 from octavo_kernels.formats.verdict import UNCONCLUDED, Finding
-from octavo_kernels.reference.mla_attention import check_rows_and_scale
-from octavo_kernels.reference.paged_attention import check_pages
+from octavo_kernels.step_inputs import check_pages, check_rows_and_scale
 from octavo_kernels.triton.aot_case import AotCase
 from octavo_kernels.triton.architecture import on_device_of_tensors
 from octavo_kernels.triton.attend_pages import PER_HEAD, PER_TOKEN, page_or_null

@@ -9,7 +9,7 @@ import triton
 
 from octavo_kernels.errors import KernelInputError, require_contiguous, require_shape
 from octavo_kernels.formats import fp8
-from octavo_kernels.reference.mla_attention import check_rows_and_scale
+from octavo_kernels.step_inputs import check_rows_and_scale
 from octavo_kernels.triton.aot_case import AotCase, Architecture
 from octavo_kernels.triton.architecture import architecture_of, on_device_of_tensors
 from octavo_kernels.triton.attend_pages import PER_TOKEN, WHOLE_TENSOR

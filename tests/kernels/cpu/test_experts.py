@@ -19,8 +19,8 @@ from octavo_kernels.formats.experts import (
     Int4Experts,
     Nvfp4Experts,
 )
+from octavo_kernels.formats.linear import Activations
 from octavo_kernels.reference.moe import grouped_experts
-from octavo_kernels.reference.quantised_linear import Activations
 from tests.kernels.close import assert_close
 from tests.kernels.cpu.variants import VARIANTS, kernels_of
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from octavo_kernels.cpu.quantised_linear import CpuQuantisedLinear
 from octavo_kernels.errors import KernelInputError
 from octavo_kernels.formats import fp8_block, int4, nvfp4
-from octavo_kernels.formats.linear import QuantisedWeight
+from octavo_kernels.formats.linear import Activations, QuantisedWeight
 from octavo_kernels.formats.nvfp4 import Nvfp4Weight
-from octavo_kernels.reference.quantised_linear import Activations, quantised_linear
+from octavo_kernels.reference.quantised_linear import quantised_linear
 from tests.kernels.close import assert_close
 from tests.kernels.cpu.variants import VARIANTS, kernels_of
 

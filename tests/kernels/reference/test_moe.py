@@ -19,8 +19,9 @@ from octavo_kernels.formats.experts import (
     Int4Experts,
     Nvfp4Experts,
 )
+from octavo_kernels.formats.linear import Activations
 from octavo_kernels.reference.moe import ReferenceExperts, expert_weights, grouped_experts
-from octavo_kernels.reference.quantised_linear import Activations, quantised_linear
+from octavo_kernels.reference.quantised_linear import quantised_linear
 from tests.kernels.close import assert_close
 
 HIDDEN, INTERMEDIATE = 64, 32

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from octavo_kernels.errors import KernelInputError
 from octavo_kernels.formats import fp8_block, int4, nvfp4
-from octavo_kernels.formats.linear import QuantisedWeight
+from octavo_kernels.formats.linear import Activations, QuantisedWeight
 from octavo_kernels.reference.quantised_linear import (
-    Activations,
     ReferenceQuantisedLinear,
     quantise_to_int8,
     quantised_linear,

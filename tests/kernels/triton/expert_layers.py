@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from octavo_kernels.formats.experts import Bf16Experts, CanonicalExperts
+from octavo_kernels.formats.linear import Activations
 from octavo_kernels.reference.moe import grouped_experts
-from octavo_kernels.reference.quantised_linear import Activations
 from octavo_kernels.triton.experts import TritonExperts
 from tests.kernels.close import assert_close
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from octavo_kernels.errors import KernelInputError
 from octavo_kernels.formats import fp8_block, nvfp4
 from octavo_kernels.formats.experts import CanonicalExperts, Fp8BlockExperts, Nvfp4Experts
+from octavo_kernels.formats.linear import Activations
 from octavo_kernels.formats.nvfp4 import Nvfp4Weight
-from octavo_kernels.reference.quantised_linear import Activations
 from octavo_kernels.triton.experts import TritonExperts
 from octavo_kernels.triton.experts_tiles import Arithmetic
 from tests.kernels.triton.expert_layers import assert_equal_up_to_rounding, bf16_experts, routed

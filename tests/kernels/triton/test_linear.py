@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from octavo_kernels.errors import KernelInputError
 from octavo_kernels.formats import fp8_block, int4, nvfp4
-from octavo_kernels.formats.linear import QuantisedWeight
+from octavo_kernels.formats.linear import Activations, QuantisedWeight
 from octavo_kernels.reference.linear import linear as reference
-from octavo_kernels.reference.quantised_linear import Activations, quantised_linear
+from octavo_kernels.reference.quantised_linear import quantised_linear
 from octavo_kernels.triton.linear import FEW_ROWS, linear, splits_for
 from octavo_kernels.triton.quantised_linear import TritonQuantisedLinear
 from tests.kernels.triton.expert_layers import assert_equal_up_to_rounding, random
