@@ -68,6 +68,7 @@ class Scheduler:
         self.waiting_tokens = 0
         """Known tokens of all waiting requests."""
         self._free_slots = list(range(limits.max_num_seqs))
+        self._page_size = kv.page_size
 
     @property
     def idle(self) -> bool:
@@ -126,6 +127,8 @@ class Scheduler:
     def _make_room(self, request: EngineRequest, tokens: int, draft: ScheduleDraft) -> bool:
         """Give `request` pages for `tokens`, preempting others from the last on; False when it came to itself."""
         assert request.holding is not None
+        if tokens <= len(request.holding.pages) * self._page_size:
+            return True
         while True:
             try:
                 self.kv.extend(request.holding, tokens)
@@ -143,6 +146,8 @@ class Scheduler:
 
     def _admit(self, draft: ScheduleDraft) -> None:
         """Start waiting requests in order while slots, tokens and pages for all their known tokens are there."""
+        if not self.waiting:
+            return
         promised = sum(self._pages_to_come(request) for request in self.running)
         while self.waiting and self._free_slots and draft.budget:
             request = self.waiting[0]
@@ -172,7 +177,9 @@ class Scheduler:
             return _Origin(needed - len(match.pairs) + match.idle, match, None)
         if parent.computed < common:
             return None
-        return _Origin(needed - common // self.kv.page_size, match, parent.holding)
+        if not self.kv.can_fork(parent.holding, common):  # a violation that is about to be found
+            return _Origin(needed - len(match.pairs) + match.idle, match, None)
+        return _Origin(needed - common // self._page_size, match, parent.holding)
 
     def _pages_to_come(self, request: EngineRequest) -> int:
         assert request.holding is not None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from octavo_runtime.contract.precision import KvFormat
 from octavo_runtime.engine.messages import Sampling, Submit
-from octavo_runtime.engine.request import EngineRequest
+from octavo_runtime.engine.request import PRIORITY_SECONDS, EngineRequest
 from octavo_runtime.engine.schedule import Schedule, SchedulerLimits
 from octavo_runtime.engine.scheduler import Scheduler
 from octavo_runtime.kv.holding import Nonces
@@ -157,6 +158,121 @@ def test_a_request_that_pages_set_aside_left_no_room_for_is_given_back() -> None
     assert scheduler.kv.free_pages == 2
 
 
+def test_a_request_takes_the_lowest_free_slot() -> None:
+    scheduler = scheduler_of(tokens=32)
+    requests = [arrive(scheduler, order, prompt=3, answer=9) for order in range(3)]
+    run(scheduler)
+    assert [request.slot for request in requests] == [0, 1, 2]
+    scheduler.remove(requests[0])
+    scheduler.remove(requests[1])
+    later = arrive(scheduler, 3, prompt=3)
+    run(scheduler)
+    assert (later.slot, requests[2].slot) == (0, 2)
+    assert scheduler.slots == [later, None, requests[2], None]
+
+
+def test_a_more_urgent_request_starts_before_those_who_wait_longer() -> None:
+    scheduler = scheduler_of(seqs=1)
+    arrive(scheduler, 1, prompt=2, answer=1)
+    arrive(scheduler, 2, prompt=2, answer=1, at=0.0)
+    arrive(scheduler, 3, prompt=2, answer=1, at=PRIORITY_SECONDS - 1, priority=-1)
+    arrive(scheduler, 4, prompt=2, answer=1, at=3.0, priority=1)
+    assert [next(iter(counts(run(scheduler)))) for _ in range(4)] == ["r3", "r1", "r2", "r4"]
+
+
+def test_a_request_that_waited_long_enough_is_not_overtaken_any_more() -> None:
+    scheduler = scheduler_of(seqs=1)
+    arrive(scheduler, 1, prompt=2, answer=1)
+    arrive(scheduler, 2, prompt=2, answer=1, at=10 * PRIORITY_SECONDS, priority=-10)
+    arrive(scheduler, 3, prompt=2, answer=1, at=10 * PRIORITY_SECONDS - 1, priority=-10)
+    assert [next(iter(counts(run(scheduler)))) for _ in range(3)] == ["r3", "r1", "r2"]
+
+
+def test_the_least_urgent_request_loses_its_pages_first() -> None:
+    scheduler = scheduler_of(pages=5, tokens=32)
+    patient = arrive(scheduler, 1, prompt=2 * PAGE_SIZE, answer=8, priority=5)
+    run(scheduler)
+    arrive(scheduler, 2, prompt=2 * PAGE_SIZE - 1, answer=8)
+    preempted = [request for _ in range(16) for request in run(scheduler).preempted]
+    assert set(preempted) == {patient}
+
+
+def test_nobody_gets_pages_that_were_promised_to_a_prompt_still_in_chunks() -> None:
+    scheduler = scheduler_of(pages=6, tokens=4)
+    arrive(scheduler, 1, prompt=5 * PAGE_SIZE, answer=1)
+    run(scheduler)
+    arrive(scheduler, 2, prompt=2 * PAGE_SIZE, answer=1)
+    assert [list(counts(run(scheduler))) for _ in range(4)] == [["r1"]] * 4
+    assert counts(run(scheduler)) == {"r2": PAGE_SIZE}
+
+
+PREFIX = list(range(1, 4 * PAGE_SIZE + 1))
+
+
+def test_a_cached_prefix_is_not_computed_again() -> None:
+    scheduler = scheduler_of(tokens=64, prefix_cache=True)
+    arrive(scheduler, 1, prompt=PREFIX, answer=1)
+    run(scheduler)
+    second = arrive(scheduler, 2, prompt=[*PREFIX, 99], answer=1)
+    assert counts(run(scheduler)) == {"r2": 1}
+    same = arrive(scheduler, 3, prompt=PREFIX, answer=1)
+    assert counts(run(scheduler)) == {"r3": PAGE_SIZE}, "the last token is computed for its logits, so its page is"
+    assert (second.holding, same.holding) == (None, None)
+
+
+def test_prefixes_that_nobody_uses_are_evicted_before_anybody_is_preempted() -> None:
+    scheduler = scheduler_of(pages=8, tokens=64, prefix_cache=True)
+    arrive(scheduler, 1, prompt=PREFIX, answer=1)
+    run(scheduler)
+    assert scheduler.kv.retained_pages == 4
+    arrive(scheduler, 2, prompt=3 * PAGE_SIZE, answer=4 * PAGE_SIZE)
+    while not scheduler.idle:
+        assert not run(scheduler).preempted
+
+
+def test_a_prefix_to_be_read_is_not_counted_as_room_for_the_rest() -> None:
+    scheduler = scheduler_of(pages=8, tokens=64, prefix_cache=True)
+    arrive(scheduler, 1, prompt=PREFIX, answer=1)
+    run(scheduler)
+    arrive(scheduler, 2, prompt=2 * PAGE_SIZE - 1, answer=3)
+    run(scheduler)
+    arrive(scheduler, 3, prompt=[*PREFIX, *range(50, 50 + 3 * PAGE_SIZE)], answer=1)
+    assert counts(run(scheduler)) == {"r2": 1}, "r3 reads four pages and needs three more; there are two"
+    run(scheduler)
+    assert counts(run(scheduler)) == {"r3": 3 * PAGE_SIZE}
+
+
+def test_forks_share_the_pages_of_the_prompt_and_compute_its_last_token_themselves() -> None:
+    scheduler = scheduler_of(tokens=8)
+    first, second, third = arrive_n(scheduler, 1, prompt=2 * PAGE_SIZE + 2, answer=3, n=3)
+    behind = arrive(scheduler, 4, prompt=3)
+    assert [row.request for row in run(scheduler).rows] == [first]
+    assert [row.request for row in run(scheduler).rows] == [first], "the prompt is not complete before this step"
+    schedule = run(scheduler)
+    assert [(row.request, row.start, row.count, row.samples) for row in schedule.rows] == [
+        (first, 2 * PAGE_SIZE + 2, 1, True),
+        (second, 2 * PAGE_SIZE + 1, 1, True),
+        (third, 2 * PAGE_SIZE + 1, 1, True),
+        (behind, 0, 3, True),
+    ]
+    held = [request.holding.pages[:2] for request in (first, second, third) if request.holding is not None]
+    assert held[0] == held[1] == held[2]
+
+
+@pytest.mark.parametrize("lost", ["cancelled", "preempted"])
+def test_a_fork_whose_first_answer_is_gone_computes_the_prompt_itself(lost: str) -> None:
+    scheduler = scheduler_of(tokens=8, seqs=1)
+    first, second = arrive_n(scheduler, 1, prompt=PAGE_SIZE + 1, answer=2, n=2)
+    run(scheduler)
+    if lost == "cancelled":
+        scheduler.remove(first)
+    else:
+        scheduler.restart(first)
+        while not first.num_generated == 2:
+            run(scheduler)
+    assert [(row.request, row.count) for row in run(scheduler).rows] == [(second, PAGE_SIZE + 1)]
+
+
 def test_a_budget_below_one_token_for_each_request_is_refused() -> None:
     with pytest.raises(ValueError, match=r"tokens_per_step \(3\) must be at least max_num_seqs \(4\)"):
         SchedulerLimits(max_num_seqs=4, tokens_per_step=3)
@@ -191,6 +307,61 @@ def test_every_request_ends_within_the_steps_that_the_older_ones_tokens_allow(
         ended_at |= {r.id: step for r in requests if r.num_generated == r.max_tokens and r.id not in ended_at}
     assert scheduler.idle
     assert_within_bound(ordered, ended_at)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Who there was when a step began."""
+
+    unended: frozenset[EngineRequest]
+    running: frozenset[EngineRequest]
+
+
+def tokens_of(requests: Iterable[EngineRequest]) -> int:
+    return sum(request.prompt_len + request.max_tokens for request in requests)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 15), st.integers(1, 30), st.integers(1, 18), st.integers(-10, 10), st.integers(1, 3)),
+        min_size=1,
+        max_size=9,
+    ),
+    st.integers(1, 4),
+    st.integers(0, 12),
+    st.sampled_from([1.0, 40.0, 200.0]),
+    st.booleans(),
+)
+def test_nobody_starves_whatever_the_priorities(
+    arrivals: list[tuple[int, int, int, int, int]], seqs: int, spare: int, step_seconds: float, prefix_cache: bool
+) -> None:
+    """The bound of the scheduler's docstring: tokens(S) + tokens(B) steps after the last one that may overtake."""
+    scheduler = scheduler_of(pages=POOL_PAGES, seqs=seqs, tokens=seqs + spare, prefix_cache=prefix_cache)
+    requests: list[EngineRequest] = []
+    arrived: dict[EngineRequest, int] = {}
+    ended: dict[EngineRequest, int] = {}
+    moments: list[Moment] = []
+    step = 0
+    while step < 16 or not scheduler.idle:
+        for when, prompt, answer, priority, n in arrivals:
+            if when == step:
+                at = step * step_seconds
+                new = arrive_n(scheduler, len(requests), prompt, answer, at=at, priority=priority, n=n)
+                requests += new
+                arrived |= dict.fromkeys(new, step)
+        moments.append(Moment(frozenset(requests) - ended.keys(), frozenset(scheduler.running)))
+        assert not run(scheduler).impossible
+        ended |= {r: step for r in requests if r.num_generated == r.max_tokens and r not in ended}
+        step += 1
+        assert step < 10_000
+    for request in requests:
+        ahead = {other for other in requests if other.rank <= request.rank}
+        last = max(ahead, key=lambda other: arrived[other])
+        then = moments[arrived[last]]
+        assert ended[request] - arrived[last] < tokens_of(then.unended & ahead) + tokens_of(then.running)
+        assert all(arrived[r] <= arrived[request] + 20 * PRIORITY_SECONDS / step_seconds for r in ahead)
+    assert scheduler.kv.used_pages == 0
 
 
 def assert_within_bound(ordered: Sequence[tuple[int, int, int]], ended_at: dict[str, int]) -> None:
