@@ -268,7 +268,7 @@ def test_a_fork_whose_first_answer_is_gone_computes_the_prompt_itself(lost: str)
         scheduler.remove(first)
     else:
         scheduler.restart(first)
-        while not first.num_generated == 2:
+        while first.num_generated != 2:
             run(scheduler)
     assert [(row.request, row.count) for row in run(scheduler).rows] == [(second, PAGE_SIZE + 1)]
 
