@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -131,28 +131,25 @@ async def _events(
     """Server-sent events; the answers' chunks are mixed as their tokens come. An error after the first piece is an
     event of its own, and then no `[DONE]`."""
     begun: set[int] = set()
+    piece: Piece | None = first
+    tokens = 0
     async with aclosing(rest):
         try:
-            async for piece in _chained(first, rest):
+            while piece is not None:
                 if piece.text or piece.index not in begun:
                     yield _event(writer.chunk(piece.index, piece.text, first=piece.index not in begun))
                 begun.add(piece.index)
                 if piece.finish is not None:
                     yield _event(writer.chunk(piece.index, None, piece.finish))
+                tokens, piece = piece.tokens, await anext(rest, None)
             if include_usage:
-                yield _event(writer.usage_chunk(Usage(len(submit.prompt), piece.tokens)))
+                yield _event(writer.usage_chunk(Usage(len(submit.prompt), tokens)))
             yield b"data: [DONE]\n\n"
         except ApiError as error:
             logger("server").warning(
                 "stream ended with an error", extra={"request": submit.request, "code": error.code}
             )
             yield _event(error.body())
-
-
-async def _chained(first: Piece, rest: AsyncGenerator[Piece, None]) -> AsyncIterator[Piece]:
-    yield first
-    async for piece in rest:
-        yield piece
 
 
 def _event(body: Json) -> bytes:

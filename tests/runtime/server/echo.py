@@ -1,7 +1,7 @@
 """A torch-free engine in a real engine process: it answers with the prompt, and does as the prompt tells it.
 
-`echo TEXT` gives TEXT back, one token per step, and `each A|B|C` gives each of its answers another part. The words in
-`COMMANDS` stand for what an engine can do to a server.
+`echo TEXT` gives TEXT back, one token per step, `each A|B|C` gives each of its answers another part, and a part
+`pause A` gives A and then nothing more. The words in `COMMANDS` stand for what an engine can do to a server.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ HOLD, RELEASE, FAIL, FAIL_LATE, DIE, HANG = "hold", "release", "fail", "fail lat
 VIOLATE, STALL, RECOVER, TELL = "violate", "stall", "recover", "tell"
 """Find a violation; let the integrity check stall and speak again; answer with priority and salt."""
 COMMANDS = frozenset({HOLD, RELEASE, FAIL, FAIL_LATE, DIE, HANG, VIOLATE, STALL, RECOVER, TELL})
-EACH = "each "
+EACH, PAUSE = "each ", "pause "
 VIOLATION_TIME = 1_700_000_000.0
 
 FACTS = ModelFacts(
@@ -95,6 +95,8 @@ class _Running:
     sent: int = 0
     held: bool = False
     """Does nothing until it is released."""
+    pauses: bool = False
+    """Is held once its text has come."""
 
 
 @dataclass
@@ -133,7 +135,9 @@ class EchoEngine:
                 text = f"{message.priority} {message.cache_salt}"
         parts = text.removeprefix(EACH).split("|") if text.startswith(EACH) else [text] * message.n
         for index in range(message.n):
-            self.running[message.request, index] = _Running(message, index, parts[index], held=parts[index] == HOLD)
+            part = parts[index].removeprefix(PAUSE)
+            one = _Running(message, index, part, held=part == HOLD, pauses=part != parts[index])
+            self.running[message.request, index] = one
 
     def _violation(self, request: str) -> Violation:
         return Violation(
@@ -173,6 +177,7 @@ class EchoEngine:
     def _next(self, one: _Running) -> Token:
         request, answer = one.message.request, self.tokenizer.encode(one.text).ids
         one.sent += 1
+        one.held = one.pauses and one.sent == len(answer)
         if one.sent > len(answer) and END in one.message.stop_tokens:
             return Token(request, END, FinishReason.STOP, one.index)
         finish = FinishReason.LENGTH if one.sent == one.message.max_tokens else None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.runtime.server.echo import FAIL_LATE, HOLD, TELL
+from tests.runtime.server.echo import FAIL_LATE, HOLD, PAUSE, TELL
 from tests.runtime.server.serving import Serving, serving, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -100,7 +100,7 @@ async def test_a_stop_string_ends_its_answer_and_no_other(server: Serving, *, st
 
 
 async def test_an_answer_that_a_stop_string_ends_leaves_the_engine_while_others_go_on(server: Serving) -> None:
-    held = asyncio.create_task(server.complete(f"each a STOP|{HOLD}", n=2, stop="STOP", ignore_eos=True))
+    held = asyncio.create_task(server.complete(f"each {PAUSE}a STOP|{HOLD}", n=2, stop="STOP"))
 
     async def one_is_left() -> bool:
         return await server.metric("octavo_requests_running") == 1
