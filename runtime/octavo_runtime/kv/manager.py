@@ -174,6 +174,12 @@ class KvManager:
         while holding.shared < full and pool.book.kept[holding.pages[holding.shared]]:
             holding.shared += 1
 
+    def can_fork(self, parent: Holding, tokens: int) -> bool:
+        """Whether the first `tokens` tokens of `parent` are committed, in pages that are still its own."""
+        book, needed = self._pool.book, self.pages_for(tokens)
+        own = all(book.is_right(page, tag) for page, tag in zip(parent.pages[:needed], parent.tags, strict=False))
+        return own and tokens <= sum(book.fill[page] for page in parent.pages[:needed])
+
     def fork(self, parent: Holding, chain: Chain, tokens: int) -> Holding:
         """A new request that has the first `tokens` tokens of `parent`, which are committed, in the cache.
 
