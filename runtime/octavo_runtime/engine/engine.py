@@ -16,6 +16,7 @@ from octavo_kernels.formats.verdict import is_clean
 from octavo_runtime.engine.batch_builder import BatchBuilder
 from octavo_runtime.engine.digests import PageDigests
 from octavo_runtime.engine.executor import NO_DIGESTS, DigestJob, Executor, Outcome
+from octavo_runtime.engine.faults import FaultInjector
 from octavo_runtime.engine.host_step import PreparedStep
 from octavo_runtime.engine.integrity import IntegrityMode
 from octavo_runtime.engine.messages import EngineStats, FinishReason, RequestFailed, Submit, Token, Violation
@@ -67,6 +68,7 @@ class Engine:
         *,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        faults: FaultInjector | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._kv = scheduler.kv
@@ -74,6 +76,7 @@ class Engine:
         self._executor = executor
         self._mode = mode
         self._digests = digests
+        self._faults = faults
         self._clock = clock
         self._log = ViolationLog(wall_clock)
         self._watchdog = Watchdog()
@@ -122,7 +125,11 @@ class Engine:
         """Run one step; empty when nothing can run."""
         draft = _Draft(failures=self._refused)
         self._refused = []
+        if self._faults is not None:
+            self._faults.before_schedule(self._following_step(), self._scheduler)
         schedule = self._scheduler.schedule()
+        if self._faults is not None:
+            self._faults.after_schedule(schedule.rows)
         self._preemptions += len(schedule.preempted)
         for request in schedule.impossible:
             if request.id in self._answers:  # its request did not fail a moment ago with another answer
@@ -171,8 +178,11 @@ class Engine:
         )
 
     def _next_step(self) -> int:
-        self._step_number = self._step_number % LAST_STEP + 1
+        self._step_number = self._following_step()
         return self._step_number
+
+    def _following_step(self) -> int:
+        return self._step_number % LAST_STEP + 1
 
     def _check_host(self, draft: _Draft) -> None:
         """L0: what the host's own books say, before the step relies on them. Its requests do not run in it."""
@@ -185,6 +195,8 @@ class Engine:
     def _run(self, rows: list[ScheduledRow], draft: _Draft) -> None:
         self._steps += 1
         prepared = self._builder.build(self._next_step(), rows, self._scheduler.slots)
+        if self._faults is not None:
+            self._faults.after_build(prepared)
         updates = self._kv.take_updates()
         off = self._mode is IntegrityMode.OFF
         job = NO_DIGESTS if off else self._digests.job(rows)
@@ -207,10 +219,12 @@ class Engine:
         for row in prepared.rows:
             word = outcome.verdicts[row.slot]
             if not is_clean(word, step):
+                self._builder.rewrite(row.slot)
                 self._act(found_in_verdict(word, step, row.request), draft)
         for slot in prepared.padding:
             found = found_in_padding(outcome.verdicts[slot], step)
             if found is not None:
+                self._builder.rewrite(slot)
                 self._act(found, draft)
         for slot in outcome.disagreements:
             self._act(Found(Site.RANK, ("rank_mismatch",), self._scheduler.slots[slot]), draft)

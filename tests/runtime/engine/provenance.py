@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo_kernels.catalogue import operations_for
+from octavo_kernels.catalogue import Operations, operations_for
 from octavo_kernels.device import Device
 from octavo_kernels.reference.block_table import clamp_pages
 from octavo_kernels.registry import Formats
@@ -66,13 +66,15 @@ class ProvenanceModel:
 
     facts: ModelFacts = FACTS
     forwards: int = 0
+    operations: Operations | None = None
+    """By default the real ones."""
 
     def forward(self, batch: Batch, cache: KvCache) -> torch.Tensor:
         """Logits [S, VOCABULARY], one-hot at the next token of what was read."""
         self.forwards += 1
         layer, records = cache.layers[0], cache.records
         keys = _spell(batch.token_ids, batch.positions)[:, None, :]
-        OPERATIONS.kv_write(
+        (self.operations or OPERATIONS).kv_write(
             keys,
             keys,
             k_pages=layer.k,
