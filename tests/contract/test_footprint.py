@@ -18,7 +18,7 @@ from octavo_runtime.contract.footprint import (
     weight_bytes,
 )
 from octavo_runtime.contract.parallel import ParallelLayout
-from octavo_runtime.contract.precision import KvFormat, WeightFormat
+from octavo_runtime.contract.precision import KvFormat, KvScaling, WeightFormat
 from tests.contract.models import GLM_52, GLM_52_FP8, KIMI_K26, MIXTRAL, PUBLISHED, QWEN3_30B
 
 GIB = 2**30
@@ -121,15 +121,26 @@ def test_mla_rows_are_whole_on_every_rank_and_grouped_heads_are_split() -> None:
     facts=st.sampled_from(PUBLISHED),
     kv=st.sampled_from(KvFormat),
     page_size=st.sampled_from([16, 32, 64, 128]),
+    scaling=st.sampled_from(KvScaling),
 )
 def test_pages_fit_their_budget_and_one_more_would_not(
-    budget_bytes: int, facts: ModelFacts, kv: KvFormat, page_size: int
+    budget_bytes: int, facts: ModelFacts, kv: KvFormat, page_size: int, scaling: KvScaling
 ) -> None:
     layout = _one(facts)
-    pages = pages_in(budget_bytes, facts, kv, layout, page_size)
-    one = page_bytes(facts, kv, layout, page_size)
+    pages = pages_in(budget_bytes, facts, kv, layout, page_size, scaling)
+    one = page_bytes(facts, kv, layout, page_size, scaling)
     assert pages * one <= max(0, budget_bytes) < (pages + 1) * one
-    assert tokens_in(budget_bytes, facts, kv, layout, page_size) == max(0, pages - 1) * page_size
+    assert tokens_in(budget_bytes, facts, kv, layout, page_size, scaling) == max(0, pages - 1) * page_size
+
+
+@pytest.mark.parametrize(("facts", "scale_bytes"), [(QWEN3_30B, 48 * 2 * 4 * 4), (KIMI_K26, 61 * 4)])
+def test_scales_per_token_and_head_are_counted_and_bf16_has_none(facts: ModelFacts, scale_bytes: int) -> None:
+    def extra(kv: KvFormat) -> int:
+        plain, scaled = (page_bytes(facts, kv, _one(facts), 64, scaling) for scaling in KvScaling)
+        return scaled - plain
+
+    assert extra(KvFormat.FP8) == 64 * scale_bytes
+    assert extra(KvFormat.BF16) == 0
 
 
 @given(tokens=st.integers(1, 10**7), facts=st.sampled_from(PUBLISHED), page_size=st.sampled_from([16, 64, 128]))

@@ -146,6 +146,14 @@ def test_a_collision_of_digests_is_a_miss(rig: Rig) -> None:
     assert rig.kv.match(chain, 5).tokens == 0
 
 
+def test_the_same_page_after_another_one_is_another_prefix(rig: Rig) -> None:
+    same = numbers(4, first=50)
+    for start in (numbers(4), numbers(4, first=20)):
+        rig.run([*start, *same])
+        assert rig.hit([*start, *same, 0]) == 8
+    assert len(rig.prefix) == 4
+
+
 def test_the_same_prefix_computed_twice_is_cached_once_and_the_copy_stays_private(rig: Rig) -> None:
     first, second = rig.arrive(numbers(4)), rig.arrive(numbers(4))
     for request in (first, second):
