@@ -42,12 +42,17 @@ class PageRecords:
         return self.tag.nbytes + self.place.nbytes + self.writer.nbytes
 
     def apply(self, updates: RecordUpdates) -> None:
-        """Write the allocator's changes; ordered before whatever the device is asked to do next."""
+        """Write the allocator's changes; ordered before whatever the device is asked to do next.
+
+        Within one life of a page (its tag stays) its place stays too: only the KV write raises a fill mark, so that a
+        page which the host takes for full before it is cannot be read as if it were.
+        """
         if updates.empty:
             return
         rows = upload(np.stack((updates.pages, updates.tags, updates.places, updates.writers)), self.tag.device)
-        pages = rows[0].long()
-        for record, values in zip((self.tag, self.place, self.writer), rows[1:], strict=True):
+        pages, (tags, places, writers) = rows[0].long(), rows[1:]
+        places = torch.where(self.tag[pages] == tags, self.place[pages], places)
+        for record, values in ((self.tag, tags), (self.place, places), (self.writer, writers)):
             record.index_copy_(0, pages, values)
 
 
