@@ -17,6 +17,8 @@ from octavo_runtime.engine.schedule import ScheduledRow
 
 _NOBODY = 0
 """As a nonce: the slot is empty."""
+_UNKNOWN = -1
+"""As a nonce: what the device has in this row is not what it was told."""
 
 SHRINK_FACTOR = 4
 """The table gets narrower when no row needs more than this part of it: one long request does not cost for ever."""
@@ -85,6 +87,10 @@ class BatchBuilder:
         )
         return PreparedStep(host, tuple(rows), padding)
 
+    def rewrite(self, slot: int) -> None:
+        """Write the whole row anew in the next step: the device may have something else there than it was told."""
+        self._nonce[slot] = _UNKNOWN
+
     def _padding(self, rows: Sequence[ScheduledRow], slots: Sequence[EngineRequest | None]) -> tuple[int, ...]:
         """Rows to fill a step of decoding requests up with."""
         if not self._buckets or any(row.count > 1 for row in rows) or len(rows) != len(slots) - slots.count(None):
@@ -106,7 +112,7 @@ class BatchBuilder:
             holding = None if request is None else request.holding
             nonce = _NOBODY if holding is None else holding.nonce
             if nonce != self._nonce[slot]:
-                if self._written[slot]:
+                if self._written[slot] or self._nonce[slot] == _UNKNOWN:
                     cleared.append(slot)
                 self._take_slot(slot, nonce, request)
             if holding is None:

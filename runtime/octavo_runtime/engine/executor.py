@@ -92,7 +92,7 @@ class LocalExecutor:
         """See `Executor`."""
         cache = self._cache
         loaded = self.load(step, digests)
-        moved = cache.apply(updates, self._operations.digest_pages)
+        moved = cache.apply(updates, self._operations.digest_pages if self._checked else _not_digested)
         if self._checked:
             self._check(loaded)
         logits = self._model.forward(loaded.batch, cache)
@@ -168,3 +168,10 @@ class LocalExecutor:
         k_pages, v_pages = self._cache.payload(layer)
         pages, fill = loaded.digest_pages[place : place + 1], loaded.digest_fill[place : place + 1]
         return self._operations.digest_pages(k_pages=k_pages, v_pages=v_pages, pages=pages, fill=fill)
+
+
+def _not_digested(
+    *, k_pages: torch.Tensor, v_pages: torch.Tensor | None, pages: torch.Tensor, fill: torch.Tensor
+) -> torch.Tensor:
+    """Stands for the digests of copied pages in mode off: all the same."""
+    return torch.zeros(pages.shape, dtype=torch.int32, device=pages.device)

@@ -42,6 +42,8 @@ class EngineSettings:
     """Keep the pages of ended requests while nobody needs the memory, for prompts that begin with the same tokens."""
     digest_pages_per_step: int = 1
     """Full pages that each step reads again, to compare their digest with an earlier one; 0 leaves it out."""
+    pad_decode_to: tuple[int, ...] = ()
+    """Batch sizes that steps of decoding requests are filled up to, for captured graphs; none on a CPU."""
     faults: tuple[FaultPlan, ...] = ()
     """What `--inject-fault` asks for."""
 

@@ -21,6 +21,7 @@ from octavo_runtime.engine.device import DeviceFacts, check_expected, probe, res
 from octavo_runtime.engine.digests import PageDigests
 from octavo_runtime.engine.engine import Engine
 from octavo_runtime.engine.executor import LocalExecutor
+from octavo_runtime.engine.faults import FaultInjector
 from octavo_runtime.engine.integrity import IntegrityMode
 from octavo_runtime.engine.messages import KernelChoice, MemoryLine, Sampling, Started, Submit
 from octavo_runtime.engine.process import Report
@@ -74,6 +75,10 @@ def start_engine(
 
     torch_device = torch.device(device.torch_device)
     operations = instrument(_kernels(torch_device, precision, settings))
+    faults = FaultInjector(settings.faults, secrets.randbits(32)) if settings.faults else None
+    if faults is not None:
+        faults.active = False  # the warm-up is a self-test
+        operations = faults.instrument(operations)
     report("kernels", _summary(operations))
     before = resident_bytes(device)
     model = load_model(
@@ -96,11 +101,14 @@ def start_engine(
         settings.kv_scaling,
     )
     cache.commit()
-    engine = build_engine(settings, model, cache, operations, max_model_len, torch_device)
+    engine = build_engine(settings, model, cache, operations, max_model_len, torch_device, faults)
     report("warm", "running a prompt and a token through every kernel")
     started_at = time.monotonic()
     warm(engine, settings, max_model_len)
     report("warm", f"done in {time.monotonic() - started_at:.1f} s")
+    if faults is not None:
+        faults.active = True
+        report("faults", f"planted on purpose: {', '.join(f'{plan.kind}:{plan.rate:g}' for plan in settings.faults)}")
     memory = [
         MemoryLine("weights", weight_bytes(settings.facts, precision.weights, layout).total, loaded - before),
         MemoryLine("kv", capacity.storage_bytes, cache.storage_bytes),
@@ -158,6 +166,7 @@ def build_engine(
     operations: Operations,
     max_model_len: int,
     device: torch.device,
+    faults: FaultInjector | None = None,
 ) -> Engine:
     """An engine over a loaded model and an empty cache."""
     require_bundled_world_size(settings.tensor_parallel_size)
@@ -166,12 +175,14 @@ def build_engine(
         prefix = PrefixCache(PrefixEpoch(settings.facts.revision, cache.format, cache.page_size))
     kv = KvManager(PagePool(cache.num_pages, cache.page_size), Nonces(secrets.randbits(32)), prefix)
     limits = SchedulerLimits(settings.max_num_seqs, max(settings.tokens_per_step, settings.max_num_seqs))
-    builder = BatchBuilder(settings.max_num_seqs)
+    builder = BatchBuilder(settings.max_num_seqs, settings.pad_decode_to)
     digests = PageDigests(settings.digest_pages_per_step, cache.num_layers, cache.page_size)
-    buffers = StepBuffers(builder.max_rows, limits.tokens_per_step, digests.pages_per_step, device)
+    buffers = StepBuffers(
+        builder.max_rows, max(limits.tokens_per_step, builder.max_rows), digests.pages_per_step, device
+    )
     checks = settings.integrity is not IntegrityMode.OFF
     executor = LocalExecutor(model, cache, operations, buffers, checks=checks)
-    return Engine(Scheduler(limits, kv), builder, executor, settings.integrity, digests)
+    return Engine(Scheduler(limits, kv), builder, executor, settings.integrity, digests, faults=faults)
 
 
 def warm(engine: Engine, settings: EngineSettings, max_model_len: int) -> None:

@@ -31,7 +31,7 @@ GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=0)
 STEPS_LIMIT = 10_000
 START_OF_TIME = 1_700_000_000.0
 
-Fault = Callable[[Batch, Sequence[ScheduledRow]], None]
+Fault = Callable[[Batch, Sequence[ScheduledRow]], object]
 """Changes a batch on the device, as a wrong kernel or a race would; row `rows[i].slot` of it is `rows[i]`."""
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from octavo_runtime.contract.precision import ComputeCapability, KvFormat, WeightFormat
+from octavo_kernels.catalogue import Operations
+from octavo_runtime.contract.precision import ComputeCapability, KvFormat, KvScaling, WeightFormat
 from octavo_runtime.contract.refused import Refused
 from octavo_runtime.engine import startup
 from octavo_runtime.engine.device import DeviceFacts, check_expected, probe
@@ -71,6 +73,54 @@ def test_an_engine_starts_warm_and_answers(settings: EngineSettings) -> None:
     assert [token.token for token in tokens] == [0, 0, 0]
     assert tokens[-1].finish is FinishReason.LENGTH
     assert {kernel.operation: kernel.implementation for kernel in started.kernels}["paged_attention"] == "cpu"
+
+
+@pytest.mark.parametrize("change", [{"pad_decode_to": (2, 4)}, {"prefix_cache": False}, {"digest_pages_per_step": 3}])
+@pytest.mark.parametrize("reference", [False, True])
+def test_an_engine_answers_with_each_option(
+    settings: EngineSettings, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], reference: bool
+) -> None:
+    if reference:
+        monkeypatch.setattr("octavo_kernels.cpu.library.why_unavailable", lambda: "there is no C compiler")
+    engine, _ = startup.start_engine(replace(settings, allow_reference=reference, **change), silent)
+    greedy = Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=0)
+    for name in "ab":
+        engine.submit(Submit(name, [1] * 70, 4, greedy, []))
+        while not engine.idle:
+            assert not engine.step().violations
+    stats = engine.stats()
+    assert stats.prefix_hit_tokens == (64 if settings.prefix_cache and "prefix_cache" not in change else 0)
+    assert not stats.integrity_stalled
+
+
+@pytest.mark.parametrize("scaling", KvScaling)
+def test_scales_beside_the_pages_are_counted_and_run(settings: EngineSettings, scaling: KvScaling) -> None:
+    asked = replace(settings, kv_cache=KvFormat.FP8, kv_scaling=scaling, kv_cache_memory_bytes=200_000)
+    engine, started = startup.start_engine(asked, silent)
+    kv = next(line for line in started.memory if line.part == "kv")
+    assert kv.measured_bytes == kv.planned_bytes
+    assert engine.stats().integrity_violations == {}
+
+
+def test_kernels_can_be_wrapped_before_the_model_gets_them(settings: EngineSettings) -> None:
+    calls: list[int] = []
+
+    def counted(operations: Operations) -> Operations:
+        def conclude(**arguments: Any) -> None:
+            calls.append(arguments["step"])
+            operations.conclude(**arguments)
+
+        return replace(operations, conclude=conclude)
+
+    engine, _ = startup.start_engine(settings, silent, counted)
+    assert calls == list(range(1, engine.stats().steps + 1))
+    engine.self_check()
+    assert len(calls) == engine.stats().steps + 1
+
+
+def test_more_than_one_rank_is_refused_with_the_reason(settings: EngineSettings) -> None:
+    with pytest.raises(Refused, match="--tensor-parallel-size 2: this version runs one rank"):
+        startup.start_engine(replace(settings, tensor_parallel_size=2), silent)
 
 
 def test_only_the_specification_is_refused_unless_asked_for(

@@ -38,11 +38,8 @@ def test_a_step_without_a_launch_is_a_stall_whatever_its_verdicts() -> None:
 
 def test_a_self_check_has_to_give_the_number_it_was_asked_under() -> None:
     watchdog = Watchdog()
-    watchdog.saw_self_check(5, step=5, launches=1)
-    assert not watchdog.stalled
-    watchdog.saw_self_check(5, step=6, launches=2)
-    assert watchdog.stalled
-    watchdog.saw_self_check(7, step=7, launches=3)
-    assert not watchdog.stalled
-    watchdog.saw_self_check(8, step=8, launches=3)
-    assert watchdog.stalled
+    stalled = []
+    for verdict, step, launches in ((5, 5, 1), (5, 6, 2), (7, 7, 3), (8, 8, 3)):
+        watchdog.saw_self_check(verdict, step, launches)
+        stalled.append(watchdog.stalled)
+    assert stalled == [False, True, False, True], "an old number, and a number without a launch, are a stall"
