@@ -82,7 +82,7 @@ class KvMachine(RuleBasedStateMachine):
         assert not self.device.tainted.intersection(holding.pages), "a page that is trusted no more was handed out"
 
     @precondition(lambda self: self.running)
-    @rule(number=PICK, count=st.integers(1, 9), token=st.integers(0, 1), clean=st.integers(0, 5))
+    @rule(number=PICK, count=st.integers(1, 9), token=st.integers(0, 1), clean=st.integers(0, 3))
     def step(self, number: int, count: int, token: int, clean: int) -> None:
         request = self.pick(number)
         start, end = request.computed, request.computed + count
