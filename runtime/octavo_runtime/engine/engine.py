@@ -276,21 +276,21 @@ class Engine:
             draft.violations.append(self._log.record(found, self._step_number, Action.RECOMPUTED))
             request.recomputed = True
             self._recomputed += 1
-            self._scheduler.restart(request, set_aside=True)
+            self._scheduler.restart(request, set_aside=found.against_pages)
         else:
             draft.violations.append(self._log.record(found, self._step_number, Action.CANCELLED))
-            self._cancel_all(request, found.reasons, draft)
+            self._cancel_all(request, found, draft)
 
-    def _cancel_all(self, request: EngineRequest, reasons: Sequence[str], draft: _Draft) -> None:
+    def _cancel_all(self, request: EngineRequest, found: Found, draft: _Draft) -> None:
         """End a request because of one of its answers; only that one's pages are set aside."""
         self._cancelled += 1
         for answer in self._answers.pop(request.id):
-            self._scheduler.remove(answer, set_aside=answer is request)
+            self._scheduler.remove(answer, set_aside=answer is request and found.against_pages)
         draft.failures.append(
             RequestFailed(
                 request.id,
                 KV_INTEGRITY_VIOLATION,
-                f"the KV cache pages of this request are not its own any more ({', '.join(reasons)}); "
+                f"the KV cache pages of this request are not its own any more ({', '.join(found.reasons)}); "
                 "its answer was stopped before a wrong token could leave; the same request can be sent again",
                 retryable=True,
             )

@@ -14,6 +14,9 @@ from octavo_runtime.engine.request import EngineRequest
 PADDING_WORD = word_of(Finding.RANGE)
 """The only verdict that a padding row may have: the check ran and found nothing, the store was refused."""
 
+STALE = ("stale_verdict",)
+"""Reasons of a row about which the check has said nothing in its step."""
+
 _OF_WRITES = Finding.WRITER | Finding.SLOT
 
 
@@ -46,6 +49,12 @@ class Found:
     request: EngineRequest | None = None
     pages: tuple[int, ...] = ()
     """What the finding names; by default all pages of the request."""
+
+    @property
+    def against_pages(self) -> bool:
+        """Whether it says anything against pages. A check that did not speak does not: were they set aside, leaving it
+        out once would cost every page that is in use."""
+        return self.reasons != STALE
 
 
 def found_in_verdict(word: int, step: int, request: EngineRequest) -> Found:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from octavo_kernels.formats.verdict import is_clean, reasons_of
-
-STALE = ("stale_verdict",)
+from octavo_runtime.engine.violations import STALE
 
 
 class Watchdog:
