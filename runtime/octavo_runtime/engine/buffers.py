@@ -16,6 +16,7 @@ import torch
 from octavo_kernels.formats.sampling import SamplingParameters
 from octavo_runtime.engine.batch import Batch
 from octavo_runtime.engine.host_step import HostStep, TableChanges
+from octavo_runtime.kv.records import upload
 
 NO_TOKEN = -1
 """Result of a row that does not sample."""
@@ -137,10 +138,10 @@ class StepBuffers:
             table[:, :kept] = self._table[:, :kept]
             self._table = table
         if len(changes.cleared):
-            self._table.index_fill_(0, torch.from_numpy(changes.cleared).to(device), 0)
+            self._table.index_fill_(0, upload(changes.cleared, device), 0)
         if len(changes.rows):
-            where = (torch.from_numpy(changes.rows).to(device), torch.from_numpy(changes.columns).to(device))
-            self._table.index_put_(where, torch.from_numpy(changes.pairs).to(device))
+            where = (upload(changes.rows, device), upload(changes.columns, device))
+            self._table.index_put_(where, upload(changes.pairs, device))
 
     def collect(
         self, loaded: LoadedStep, tokens: torch.Tensor, moved: torch.Tensor, digests: list[torch.Tensor]

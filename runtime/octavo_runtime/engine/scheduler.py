@@ -69,6 +69,8 @@ class Scheduler:
         """Known tokens of all waiting requests."""
         self._free_slots = list(range(limits.max_num_seqs))
         self._page_size = kv.page_size
+        self._refused: tuple[EngineRequest, int] | None = None
+        """Who could not start last time, and for how few pages."""
 
     @property
     def idle(self) -> bool:
@@ -155,8 +157,14 @@ class Scheduler:
                 self.remove(request)
                 draft.impossible.append(request)
                 continue
+            room = self.kv.available_pages - promised
+            if self._refused is not None and self._refused[0] is request and room <= self._refused[1]:
+                return  # looking its prefix up in every step of a long wait would cost as much as its prompt is long
             origin = self._origin(request)
-            if origin is None or origin.pages > self.kv.available_pages - promised:
+            if origin is None:
+                return
+            if origin.pages > room:
+                self._refused = request, room
                 return
             try:
                 self._start(request, origin)

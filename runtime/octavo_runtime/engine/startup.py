@@ -186,13 +186,15 @@ def build_engine(
 
 
 def warm(engine: Engine, settings: EngineSettings, max_model_len: int) -> None:
-    """Run one request of a full step's length, so that the first user does not pay for compilation.
+    """Run one request of a full step's length, so that the first user does not pay for compilation; two answers to it,
+    so that pages are copied and digested, under a salt of its own, so that nobody shares what it leaves in the cache.
 
     It is a self-test as well: a violation here means that the check or the kernels are broken; raises Refused.
     """
     prompt = [0] * max(1, min(settings.tokens_per_step, max_model_len - WARM_TOKENS))
     greedy = Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=0)
-    engine.submit(Submit("warm-up", prompt, min(WARM_TOKENS, max_model_len), greedy, []))
+    answer = min(WARM_TOKENS, max_model_len)
+    engine.submit(Submit("warm-up", prompt, answer, greedy, [], n=2, cache_salt="warm-up"))
     for _ in range(WARM_STEPS_LIMIT):
         result = engine.step()
         if result.violations:

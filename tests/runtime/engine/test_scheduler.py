@@ -17,7 +17,7 @@ from octavo_runtime.engine.scheduler import Scheduler
 from octavo_runtime.kv.holding import Nonces
 from octavo_runtime.kv.manager import KvManager, Match
 from octavo_runtime.kv.pool import PagePool
-from octavo_runtime.kv.prefix import PrefixCache, PrefixEpoch
+from octavo_runtime.kv.prefix import Chain, PrefixCache, PrefixEpoch
 
 PAGE_SIZE = 4
 GREEDY = Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=0)
@@ -369,3 +369,25 @@ def assert_within_bound(ordered: Sequence[tuple[int, int, int]], ended_at: dict[
     for index, (arrived, prompt, answer) in enumerate(ordered):
         tokens += prompt + answer
         assert ended_at[f"r{index}"] <= arrived + tokens
+
+
+def test_a_request_that_does_not_fit_is_looked_up_again_only_when_there_is_more_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = scheduler_of(pages=8, tokens=64, prefix_cache=True)
+    arrive(scheduler, 1, prompt=5 * PAGE_SIZE - 1, answer=9)
+    run(scheduler)
+    arrive(scheduler, 2, prompt=6 * PAGE_SIZE, answer=1)
+    looked_up: list[int] = []
+    match = scheduler.kv.match
+
+    def counting(chain: Chain, tokens: int) -> Match:
+        looked_up.append(tokens)
+        return match(chain, tokens)
+
+    monkeypatch.setattr(scheduler.kv, "match", counting)
+    steps = 0
+    while "r2" not in counts(run(scheduler)):
+        steps += 1
+    assert steps == 8
+    assert len(looked_up) == 2, "when it came and when the pages of the first request were free"
