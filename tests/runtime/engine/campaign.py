@@ -88,6 +88,11 @@ class CampaignResult:
         """Of those, the ones found in time."""
         return sum(result.detected for result in self.by_kind)
 
+    @property
+    def green(self) -> bool:
+        """Whether every fault was found in time, nothing else was found, and nobody got or lost what he should not."""
+        return (self.detected, self.wrong_tokens_out, self.false_positives, self.harmed) == (self.planted, 0, 0, ())
+
 
 @dataclass(frozen=True)
 class CleanResult:
