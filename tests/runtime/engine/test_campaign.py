@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from octavo_kernels.formats.binding import mix_tensor
-from octavo_kernels.formats.place import filled_to
 from octavo_kernels.formats.verdict import Finding, word_of
 from octavo_runtime.engine.executor import NO_DIGESTS, DigestJob, Executor, Outcome
 from octavo_runtime.engine.fault_kinds import FaultKind
