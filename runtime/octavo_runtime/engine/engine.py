@@ -216,18 +216,20 @@ class Engine:
     ) -> None:
         """Act on everything that the step found; whoever may not advance holds nothing afterwards."""
         step = self._step_number
+        requests = {row.slot: row.request for row in prepared.rows}
+        for slot in outcome.disagreements:
+            self._builder.rewrite(slot)
+            self._act(Found(Site.RANK, ("rank_mismatch",), requests.get(slot)), draft)
         for row in prepared.rows:
             word = outcome.verdicts[row.slot]
-            if not is_clean(word, step):
+            if not is_clean(word, step) and row.slot not in outcome.disagreements:
                 self._builder.rewrite(row.slot)
                 self._act(found_in_verdict(word, step, row.request), draft)
         for slot in prepared.padding:
             found = found_in_padding(outcome.verdicts[slot], step)
-            if found is not None:
+            if found is not None and slot not in outcome.disagreements:
                 self._builder.rewrite(slot)
                 self._act(found, draft)
-        for slot in outcome.disagreements:
-            self._act(Found(Site.RANK, ("rank_mismatch",), self._scheduler.slots[slot]), draft)
         moved = [copy.target for copy, differs in zip(updates.copies, outcome.moved, strict=True) if differs]
         for page in (*moved, *self._digests.took(outcome.digests)):
             self._act_on_page(Found(Site.DIGEST, ("digest",), pages=(page,)), page, draft)
