@@ -8,7 +8,7 @@ answer. `run_clean` counts what is found although nothing is wrong.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from octavo_kernels.catalogue import Operations
 from octavo_runtime.contract.precision import KvFormat
@@ -35,15 +35,27 @@ from tests.runtime.engine.null_model import NullModel
 from tests.runtime.engine.provenance import CPU, FACTS, OPERATIONS, ProvenanceModel, cache_of, expected_answer
 from tests.runtime.engine.traffic import Traffic, TrafficShape
 
-PAGES, PAGE_SIZE = 48, 4
-SEQS, TOKENS_PER_STEP = 8, 24
-PAD_DECODE_TO = (SEQS + 2,)
+PAGE_SIZE = 4
 FAULT_RATE = 0.25
 STEPS_PER_ROUND = 2000
 DRAIN_STEPS = 1000
 SECONDS_PER_STEP = 0.25
 USABLE_PAGES = 30
 """A round ends when violations have set so many pages aside that no more than this are left."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of an engine: so small that requests compete for pages, rows and tokens all the time."""
+
+    pages: int
+    seqs: int
+    tokens_per_step: int
+
+
+CAMPAIGN = Size(pages=48, seqs=8, tokens_per_step=24)
+CLEAN = Size(pages=20, seqs=4, tokens_per_step=12)
+"""Fewer rows in a step, more steps in a second."""
 
 Spoil = Callable[[Executor], Executor]
 """Makes a defect of the product out of its executor, to see the campaign go red."""
@@ -144,17 +156,18 @@ class Run:
         model: Model,
         operations: Operations,
         traffic: Traffic,
+        size: Size = CAMPAIGN,
         *,
         injector: FaultInjector | None = None,
         spoil: Spoil | None = None,
     ) -> Run:
-        cache = cache_of(PAGES + 1, PAGE_SIZE)
+        cache = cache_of(size.pages + 1, PAGE_SIZE)
         prefix = PrefixCache(PrefixEpoch(FACTS.revision, KvFormat.BF16, PAGE_SIZE))
         kv = KvManager(PagePool(cache.num_pages, PAGE_SIZE), Nonces(seed=11), prefix)
-        scheduler = Scheduler(SchedulerLimits(SEQS, TOKENS_PER_STEP), kv)
-        builder = BatchBuilder(SEQS, PAD_DECODE_TO)
+        scheduler = Scheduler(SchedulerLimits(size.seqs, size.tokens_per_step), kv)
+        builder = BatchBuilder(size.seqs, pad_decode_to=(size.seqs + 1,))
         digests = PageDigests(1, cache.num_layers, PAGE_SIZE)
-        buffers = StepBuffers(builder.max_rows, TOKENS_PER_STEP, 1, CPU)
+        buffers = StepBuffers(builder.max_rows, size.tokens_per_step, 1, CPU)
         local: Executor = LocalExecutor(model, cache, operations, buffers, checks=True)
         executor = Watched(local if spoil is None else spoil(local))
         clock = [0.0]
@@ -293,9 +306,12 @@ def run_campaign(
 
 def run_clean(steps: int, seed: int, *, answers: bool = False) -> CleanResult:
     """Random traffic without faults for `steps` steps; with `answers` the provenance model compares each token."""
-    traffic = Traffic(seed, TrafficShape() if answers else TrafficShape(vocabulary=500))
-    model: Model = ProvenanceModel() if answers else NullModel(OPERATIONS)
-    run = Run.of(model, OPERATIONS, traffic)
+    traffic = Traffic(seed, TrafficShape(arrival=0.3, answer_limit=24, open_limit=8))
+    null = NullModel(OPERATIONS)
+    if answers:
+        run = Run.of(ProvenanceModel(), OPERATIONS, traffic, CLEAN)
+    else:
+        run = Run.of(null, replace(OPERATIONS, sample=null.sample), traffic, CLEAN)
     judge = Judge(traffic)
     violations = requests = 0
     while run.steps < steps:

@@ -1,4 +1,4 @@
-"""A model that only writes its tokens as keys, with the real KV write, and answers at random: for speed."""
+"""A model that only writes its tokens as keys, with the real KV write, and has its answers ready: for speed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from octavo_kernels.catalogue import Operations
+from octavo_kernels.formats.sampling import SamplingParameters
 from octavo_runtime.contract.facts import ModelFacts
 from octavo_runtime.engine.batch import Batch
 from octavo_runtime.kv.cache import KvCache
-from tests.runtime.engine.provenance import DIGITS, FACTS, VOCABULARY
+from tests.runtime.engine.provenance import DIGITS, FACTS
 
 ROWS_LIMIT = 256
 
@@ -23,11 +24,10 @@ class NullModel:
     facts: ModelFacts = FACTS
 
     def __post_init__(self) -> None:
-        generator = torch.Generator().manual_seed(3)
-        self._logits = torch.randn(ROWS_LIMIT, VOCABULARY, generator=generator)
+        self._tokens = torch.arange(1, ROWS_LIMIT)
 
     def forward(self, batch: Batch, cache: KvCache) -> torch.Tensor:
-        """Logits [S, VOCABULARY], the same in each step."""
+        """Logits [S, 1] that nobody reads: `sample` goes with this model."""
         layer, records = cache.layers[0], cache.records
         keys = batch.token_ids.float()[:, None, None].expand(-1, 1, DIGITS).contiguous()
         self.operations.kv_write(
@@ -47,4 +47,8 @@ class NullModel:
             verdict=batch.verdict,
             last_layer=True,
         )
-        return self._logits[: batch.sample_tokens.shape[0]]
+        return keys[: batch.sample_tokens.shape[0], 0, :1]
+
+    def sample(self, logits: torch.Tensor, parameters: SamplingParameters) -> torch.Tensor:
+        """Token `i + 1` for row `i` of S: int64 [S]."""
+        return self._tokens[: logits.shape[0]]
