@@ -237,7 +237,9 @@ def test_a_prefix_to_be_read_is_not_counted_as_room_for_the_rest() -> None:
     arrive(scheduler, 2, prompt=2 * PAGE_SIZE - 1, answer=3)
     run(scheduler)
     arrive(scheduler, 3, prompt=[*PREFIX, *range(50, 50 + 3 * PAGE_SIZE)], answer=1)
-    assert counts(run(scheduler)) == {"r2": 1}, "r3 reads four pages and needs three more; there are two"
+    schedule = run(scheduler)
+    assert counts(schedule) == {"r2": 1}, "r3 reads four pages and needs three more; there are two"
+    assert not schedule.preempted
     run(scheduler)
     assert counts(run(scheduler)) == {"r3": 3 * PAGE_SIZE}
 
