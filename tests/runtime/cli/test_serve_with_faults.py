@@ -15,7 +15,7 @@ import pytest
 
 from tests.runtime.cli.test_serve_end_to_end import TINY_MOE, WAIT_SECONDS, Command, free_port
 
-PROMPTS = ["A process reads", "A process frees", "The kernel reads", "The kernel frees", "Each page is", "Who waits for"]
+PROMPTS = ["A process reads", "A process frees", "The kernel reads", "The kernel frees", "Each page is", "Who waits"]
 ROUNDS = 6
 FAULTS = ["--allow-fault-injection", "--inject-fault=wrong-page:0.03", "--inject-fault=wrong-row:0.02"]
 
