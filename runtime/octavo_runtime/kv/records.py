@@ -59,4 +59,4 @@ class PageRecords:
 def upload(array: npt.NDArray[np.int32] | npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
     """The array on the device, without waiting for it: through pinned memory where that matters."""
     tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
