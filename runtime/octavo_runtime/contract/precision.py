@@ -39,7 +39,7 @@ class KvScaling(StrEnum):
 
     PER_TENSOR = "PerTensor"
     """All keys (values) of a layer; known before the first token."""
-    PER_TOKEN_HEAD = "PerTokenHead"  # noqa: S105 - a token of text
+    PER_TOKEN_HEAD = "PerTokenHead"
     """One token's key (value) of one head, found when it is stored; MLA: one token's row."""
 
 
