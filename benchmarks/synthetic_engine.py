@@ -96,7 +96,7 @@ def submit(
 
 
 def decode_only(engine: Engine, running: int) -> None:
-    """Step until `running` requests have a first token each, so that from here on each step is one token of each."""
+    """Step until `running` requests decode: from here on each step is one token of each."""
     started: set[str] = set()
     for _ in range(PROMPT_STEPS_LIMIT):
         if len(started) >= running:

@@ -20,10 +20,14 @@ from octavo_runtime.contract import metrics
 ROOT = Path(__file__).parents[2]
 
 
-def test_what_only_reading_takes_doubles_the_throughput_and_what_is_computed_gains_nothing() -> None:
-    assert predicted_gain(Split(weights=3.0, kv=1.0, compute=0.0, host=0.0), weights_growth=1.0) == 2.0
-    assert predicted_gain(Split(weights=0.0, kv=0.0, compute=3.0, host=1.0), weights_growth=1.0) == 1.0
-    assert predicted_gain(Split(weights=2.0, kv=0.0, compute=0.0, host=0.0), weights_growth=2.0) == 1.0
+def test_what_only_reading_takes_doubles_the_throughput_and_what_each_request_adds_gains_nothing() -> None:
+    reading = Split(weights=3.0, kv=1.0, compute=0.0, host=0.0)
+    assert predicted_gain(reading, reading, weights_growth=1.0) == 2.0
+    assert predicted_gain(Split(1.0, 0.0, 0.0, 0.0), Split(2.0, 0.0, 0.0, 0.0), weights_growth=2.0) == 1.0
+    half, computing = Split(0.0, 0.0, compute=1.5, host=0.5), Split(0.0, 0.0, compute=3.0, host=1.0)
+    assert predicted_gain(half, computing, weights_growth=1.0) == 1.0
+    fixed = Split(0.0, 0.0, compute=3.0, host=1.0)
+    assert predicted_gain(fixed, fixed, weights_growth=1.0) == 2.0
 
 
 def test_the_interval_of_a_steady_sample_is_narrow_and_holds_its_median() -> None:
