@@ -16,6 +16,7 @@ import torch
 
 from octavo_kernels.catalogue import Operations
 from octavo_runtime.engine.buffers import LoadedStep, StepBuffers
+from octavo_runtime.engine.graphs import DecodeGraphs
 from octavo_runtime.engine.host_step import Int64, PreparedStep
 from octavo_runtime.kv.cache import KvCache
 from octavo_runtime.kv.updates import DeviceUpdates
@@ -73,13 +74,21 @@ class LocalExecutor:
     """One rank, in this process. `checks` False leaves the integrity check out (mode off)."""
 
     def __init__(
-        self, model: Model, cache: KvCache, operations: Operations, buffers: StepBuffers, *, checks: bool
+        self,
+        model: Model,
+        cache: KvCache,
+        operations: Operations,
+        buffers: StepBuffers,
+        *,
+        checks: bool,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
         self._operations = operations
         self._buffers = buffers
         self._checked = checks
+        self._graphs = graphs
         self._checks = 0
 
     @property
@@ -93,10 +102,7 @@ class LocalExecutor:
         cache = self._cache
         loaded = self.load(step, digests)
         moved = cache.apply(updates, self._operations.digest_pages if self._checked else _not_digested)
-        if self._checked:
-            self._check(loaded)
-        logits = self._model.forward(loaded.batch, cache)
-        tokens = self._operations.sample(logits, loaded.sampling)
+        tokens = self._compute(loaded) if self._graphs is None else self._graphs.run(loaded, cache, self._compute)
         if self._checked:
             self._conclude(loaded)
         values = [self._digest(loaded, place, layer) for place, layer in enumerate(digests.layers)]
@@ -137,6 +143,12 @@ class LocalExecutor:
         )
         self._checks += 1
         return int(verdict.item())
+
+    def _compute(self, loaded: LoadedStep) -> torch.Tensor:
+        """What a graph can record: it depends on shapes and on what the device holds, not on the step's number."""
+        if self._checked:
+            self._check(loaded)
+        return self._operations.sample(self._model.forward(loaded.batch, self._cache), loaded.sampling)
 
     def _check(self, loaded: LoadedStep) -> None:
         batch, records = loaded.batch, self._cache.records

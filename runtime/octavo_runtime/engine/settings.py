@@ -43,7 +43,11 @@ class EngineSettings:
     digest_pages_per_step: int = 1
     """Full pages that each step reads again, to compare their digest with an earlier one; 0 leaves it out."""
     pad_decode_to: tuple[int, ...] = ()
-    """Batch sizes that steps of decoding requests are filled up to, for captured graphs; none on a CPU."""
+    """Batch sizes that steps of decoding requests are filled up to, for captured graphs; by default powers of two where
+    graphs are captured, else none."""
+    cuda_graphs: bool | None = None
+    """Capture decode steps as CUDA graphs; None is wherever there is CUDA. Never together with `faults`: a replay would
+    leave out what they do."""
     faults: tuple[FaultPlan, ...] = ()
     """What `--inject-fault` asks for."""
 

@@ -22,6 +22,7 @@ from octavo_runtime.engine.digests import PageDigests
 from octavo_runtime.engine.engine import Engine
 from octavo_runtime.engine.executor import LocalExecutor
 from octavo_runtime.engine.faults import FaultInjector
+from octavo_runtime.engine.graphs import CudaCapture, DecodeGraphs, buckets_up_to
 from octavo_runtime.engine.integrity import IntegrityMode
 from octavo_runtime.engine.messages import KernelChoice, MemoryLine, Sampling, Started, Submit
 from octavo_runtime.engine.process import Report
@@ -175,13 +176,16 @@ def build_engine(
         prefix = PrefixCache(PrefixEpoch(settings.facts.revision, cache.format, cache.page_size))
     kv = KvManager(PagePool(cache.num_pages, cache.page_size), Nonces(secrets.randbits(32)), prefix)
     limits = SchedulerLimits(settings.max_num_seqs, max(settings.tokens_per_step, settings.max_num_seqs))
-    builder = BatchBuilder(settings.max_num_seqs, settings.pad_decode_to)
+    graphs_wanted = device.type == "cuda" and settings.cuda_graphs is not False and not settings.faults
+    sizes = settings.pad_decode_to or (buckets_up_to(settings.max_num_seqs) if graphs_wanted else ())
+    builder = BatchBuilder(settings.max_num_seqs, sizes)
     digests = PageDigests(settings.digest_pages_per_step, cache.num_layers, cache.page_size)
     buffers = StepBuffers(
         builder.max_rows, max(limits.tokens_per_step, builder.max_rows), digests.pages_per_step, device
     )
     checks = settings.integrity is not IntegrityMode.OFF
-    executor = LocalExecutor(model, cache, operations, buffers, checks=checks)
+    graphs = DecodeGraphs(sizes, CudaCapture()) if graphs_wanted else None
+    executor = LocalExecutor(model, cache, operations, buffers, checks=checks, graphs=graphs)
     return Engine(Scheduler(limits, kv), builder, executor, settings.integrity, digests, faults=faults)
 
 
