@@ -49,7 +49,7 @@ def tasks_and_refusals(
     refused: list[Result] = []
     for version in versions:
         for case in cases.values():
-            for architecture in architectures:
+            for architecture in (each for each in architectures if each in case.architectures):
                 with assuming_triton(version.version):
                     why_not = case.why_not(architecture)
                 if why_not is None:
@@ -72,7 +72,7 @@ def run(
     Args:
         modules: where workers find the cases.
         cache: folder of results by fingerprint; may be absent.
-        workers: processes at a time, at least one per version.
+        workers: processes at a time; one that has done all of its version goes on with another.
     """
     cache.mkdir(parents=True, exist_ok=True)
     missing: dict[TritonVersion, list[Task]] = {}
@@ -85,15 +85,11 @@ def run(
     answers: queue.Queue[_Answer] = queue.Queue()
     threads: list[threading.Thread] = []
     with tempfile.TemporaryDirectory(prefix="octavo-aot-") as scratch:
-        for version, waiting in missing.items():
-            todo: queue.SimpleQueue[Task] = queue.SimpleQueue()
-            for task in waiting:
-                todo.put(task)
-            share = min(len(waiting), max(1, workers // len(missing)))
-            threads += [
-                threading.Thread(target=_serve, args=(version, modules, Path(scratch), todo, answers), daemon=True)
-                for _ in range(share)
-            ]
+        work = [(version, _queue_of(waiting)) for version, waiting in missing.items()]
+        for number in range(min(workers, sum(map(len, missing.values())))):
+            first = number % len(work)
+            own = (work[first:] + work[:first], modules, Path(scratch), answers)
+            threads.append(threading.Thread(target=_serve, args=own, daemon=True))
         for thread in threads:
             thread.start()
         ended = 0
@@ -136,7 +132,30 @@ def _remember(cache: Path, task: Task, measured: Measured) -> None:
     partial.replace(entry)
 
 
+def _queue_of(tasks: Iterable[Task]) -> queue.SimpleQueue[Task]:
+    waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
+    for task in tasks:
+        waiting.put(task)
+    return waiting
+
+
 def _serve(
+    work: Iterable[tuple[TritonVersion, queue.SimpleQueue[Task]]],
+    modules: Sequence[str],
+    scratch: Path,
+    answers: queue.Queue[_Answer],
+) -> None:
+    """One version's tasks after another's, until other threads and this one have done them all."""
+    try:
+        for version, todo in work:
+            _serve_version(version, modules, scratch, todo, answers)
+    except BaseException as error:  # whatever it is belongs to the thread that waits for the answers
+        answers.put(error)
+    finally:
+        answers.put(None)
+
+
+def _serve_version(
     version: TritonVersion,
     modules: Sequence[str],
     scratch: Path,
@@ -160,12 +179,9 @@ def _serve(
                 answers.put((task, Measured(error=str(error)), False))
                 worker.stop()
                 worker = None
-    except BaseException as error:  # whatever it is belongs to the thread that waits for the answers
-        answers.put(error)
     finally:
         if worker is not None:
             worker.stop()
-        answers.put(None)
 
 
 class _Worker:

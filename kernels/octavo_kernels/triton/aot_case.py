@@ -16,6 +16,10 @@ Architecture = int
 """Compute capability as one number: 80, 86, 89, 90, 100, 103, 120, 121."""
 
 ARCHITECTURES: tuple[Architecture, ...] = (80, 86, 89, 90, 100, 103, 120, 121)
+DISTINCT: tuple[Architecture, ...] = (80, 90, 100, 120)
+"""Enough for a further size of a kernel that another case compiles everywhere: the four families of instructions, and
+with 12.0 the least shared memory. Where both were compiled, 10.3 and 12.1 were within 8 registers of 10.0 and 12.0 with
+the same shared memory."""
 
 
 _assumed: ContextVar[str | None] = ContextVar("assumed Triton version", default=None)
@@ -69,6 +73,8 @@ class AotCase:
     None where the kernel has no matrix product or any will do."""
     why_not: Callable[[Architecture], str | None] = anywhere
     """Why the registry would not start this kernel there, or None; such a pair is not compiled."""
+    architectures: tuple[Architecture, ...] = ARCHITECTURES
+    """Where it is compiled: everywhere, or DISTINCT."""
     unaligned: frozenset[str] = field(default_factory=frozenset)
     """Arguments that are not multiples of 16, all others being so: pointers in bytes, integers as they are. Integers
     that the kernel marks `do_not_specialize` are never taken to be."""

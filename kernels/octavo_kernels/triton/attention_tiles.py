@@ -101,13 +101,14 @@ def cases_by_tile(
     constants: Mapping[str, object],
     max_registers: Callable[[Tile], int],
     mma: Callable[[Architecture], str | None],
+    architectures: tuple[Architecture, ...] = ARCHITECTURES,
 ) -> list[AotCase]:
-    """A kernel compiled once for each architecture, with the tile that its launcher takes there."""
-    architectures: dict[Tile, list[Architecture]] = {}
-    for architecture in ARCHITECTURES:
-        architectures.setdefault(tile_of(architecture), []).append(architecture)
+    """A kernel compiled once for each of these architectures, with the tile that its launcher takes there."""
+    by_tile: dict[Tile, list[Architecture]] = {}
+    for architecture in architectures:
+        by_tile.setdefault(tile_of(architecture), []).append(architecture)
     cases = []
-    for tile, where in architectures.items():
+    for tile, where in by_tile.items():
         options = dict(tile.options)
         warps, stages = int(options.pop("num_warps")), int(options.pop("num_stages"))
         kind = f"{tile.queries}x{tile.keys}" + ("/native" if tile.native_fp8 else "")
@@ -122,6 +123,7 @@ def cases_by_tile(
                 max_registers=max_registers(tile),
                 mma=mma,
                 why_not=_taken_only_on(where),
+                architectures=architectures,
             )
         )
     return cases

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo_kernels.triton.aot_case import AotCase
+from octavo_kernels.triton.aot_case import ARCHITECTURES, DISTINCT, AotCase, Architecture
 from octavo_kernels.triton.experts_product import product
 from octavo_kernels.triton.experts_tiles import Arithmetic, Tile, has_fp8, has_nvfp4, tile_for
 from octavo_kernels.triton.experts_weights import StoredMatrix
@@ -162,7 +162,15 @@ POINTERS: dict[Arithmetic, dict[str, str]] = {
 }
 
 
-def _case(arithmetic: Arithmetic, group: int, tokens: int, *, gated: bool, zeros: bool = False) -> AotCase:
+def _case(
+    arithmetic: Arithmetic,
+    group: int,
+    tokens: int,
+    *,
+    gated: bool,
+    zeros: bool = False,
+    architectures: tuple[Architecture, ...] = ARCHITECTURES,
+) -> AotCase:
     tile = tile_for(arithmetic, tokens, 2048)
     kind = "gate_up" if gated else "down"
 
@@ -207,6 +215,7 @@ def _case(arithmetic: Arithmetic, group: int, tokens: int, *, gated: bool, zeros
             "BM": tile.tokens,
             "BK": tile.depth,
         },
+        architectures=architectures,
         num_warps=tile.warps,
         num_stages=tile.stages,
         mma=block_scaled if arithmetic is Arithmetic.NVFP4 else matrix_instruction,
@@ -217,19 +226,18 @@ def _case(arithmetic: Arithmetic, group: int, tokens: int, *, gated: bool, zeros
 
 AOT_CASES: tuple[AotCase, ...] = (
     _case(Arithmetic.INT4, 32, 16, gated=True),
-    _case(Arithmetic.INT4, 32, 64, gated=False),
-    _case(Arithmetic.INT4, 128, 16, gated=False, zeros=True),
-    _case(Arithmetic.INT4, 128, 64, gated=True),
+    _case(Arithmetic.INT4, 32, 64, gated=False, architectures=DISTINCT),
+    _case(Arithmetic.INT4, 128, 16, gated=False, zeros=True, architectures=DISTINCT),
+    _case(Arithmetic.INT4, 128, 64, gated=True, architectures=DISTINCT),
     _case(Arithmetic.FP8, 128, 16, gated=True),
-    _case(Arithmetic.FP8, 128, 64, gated=False),
+    _case(Arithmetic.FP8, 128, 64, gated=False, architectures=DISTINCT),
     _case(Arithmetic.FP8_AS_BF16, 128, 16, gated=True),
     _case(Arithmetic.FP8_AS_BF16, 128, 64, gated=False),
     _case(Arithmetic.BF16, 128, 16, gated=False),
-    _case(Arithmetic.BF16, 128, 64, gated=True),
-    _case(Arithmetic.BF16, 128, 128, gated=True),
-    _case(Arithmetic.BF16, 128, 128, gated=False),
+    _case(Arithmetic.BF16, 128, 64, gated=True, architectures=DISTINCT),
+    _case(Arithmetic.BF16, 128, 128, gated=True, architectures=DISTINCT),
     _case(Arithmetic.NVFP4, 16, 16, gated=True),
     _case(Arithmetic.NVFP4, 16, 64, gated=False),
     _case(Arithmetic.NVFP4_AS_BF16, 16, 16, gated=True),
-    _case(Arithmetic.NVFP4_AS_BF16, 16, 64, gated=False),
+    _case(Arithmetic.NVFP4_AS_BF16, 16, 64, gated=False, architectures=DISTINCT),
 )

@@ -10,7 +10,7 @@ import triton
 from octavo_kernels.errors import KernelInputError, require_contiguous, require_shape
 from octavo_kernels.formats import fp8
 from octavo_kernels.step_inputs import check_rows_and_scale
-from octavo_kernels.triton.aot_case import AotCase, Architecture
+from octavo_kernels.triton.aot_case import ARCHITECTURES, DISTINCT, AotCase, Architecture
 from octavo_kernels.triton.architecture import architecture_of, on_device_of_tensors
 from octavo_kernels.triton.attend_pages import PER_TOKEN, WHOLE_TENSOR
 from octavo_kernels.triton.attention_inputs import as_bytes, check_step
@@ -145,7 +145,15 @@ def _mma(_architecture: Architecture) -> str:
     return "mma.sync"
 
 
-def _case(*, prefill: bool, heads: int, stored: str, scales: int, check: bool) -> list[AotCase]:
+def _case(
+    *,
+    prefill: bool,
+    heads: int,
+    stored: str,
+    scales: int = WHOLE_TENSOR,
+    check: bool = False,
+    architectures: tuple[Architecture, ...] = ARCHITECTURES,
+) -> list[AotCase]:
     fp8_pages = stored == "*u8"
     signature = {"query": "*fp32", "pages": stored, "scale": "*fp32", "positions": "*i64", "scale_log2": "fp32"}
     signature |= dict.fromkeys(("block_table", "query_start", "context_lens"), "*i32")
@@ -178,11 +186,14 @@ def _case(*, prefill: bool, heads: int, stored: str, scales: int, check: bool) -
         constants=constants,
         max_registers=lambda tile: 235 if tile.native_fp8 or not fp8_pages else 255,
         mma=_mma,
+        architectures=architectures,
     )
 
 
 AOT_CASES: tuple[AotCase, ...] = (
     *_case(prefill=False, heads=16, stored="*u8", scales=PER_TOKEN, check=True),
-    *_case(prefill=False, heads=16, stored="*bf16", scales=WHOLE_TENSOR, check=False),
-    *_case(prefill=True, heads=16, stored="*u8", scales=WHOLE_TENSOR, check=False),
+    *_case(prefill=False, heads=16, stored="*bf16", architectures=DISTINCT),
+    # With fewer heads than queries a tile holds several tokens: the keys that not all of them see are a second loop.
+    *_case(prefill=True, heads=8, stored="*u8", scales=PER_TOKEN),
+    *_case(prefill=True, heads=8, stored="*bf16", architectures=DISTINCT),
 )

@@ -12,6 +12,7 @@ value whose share rounds to 0 gives NaN, not infinity.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import triton
@@ -19,9 +20,9 @@ import triton
 from octavo_kernels.errors import KernelInputError, require_contiguous, require_shape
 from octavo_kernels.formats import fp8
 from octavo_kernels.step_inputs import check_pages
-from octavo_kernels.triton.aot_case import AotCase, Architecture
+from octavo_kernels.triton.aot_case import ARCHITECTURES, DISTINCT, AotCase, Architecture
 from octavo_kernels.triton.architecture import architecture_of, on_device_of_tensors
-from octavo_kernels.triton.attend_pages import PER_HEAD
+from octavo_kernels.triton.attend_pages import PER_HEAD, PER_TOKEN
 from octavo_kernels.triton.attention_inputs import as_bytes, check_step, scale_layout
 from octavo_kernels.triton.attention_tiles import (
     SPLITS_AT_ONCE,
@@ -157,16 +158,23 @@ _CHECKED = {"page_tags": "*i32", "verdict": "*i32"}
 _NUMBERS = {"table_width": "i32", "num_pages": "i32", "scale_log2": "fp32"}
 
 
-def _prefill_mma(architecture: Architecture) -> str:
-    return {9: "wgmma", 10: "tcgen05"}.get(architecture // 10, "mma.sync")
-
-
-def _decode_mma(_architecture: Architecture) -> str:
-    return "mma.sync"
+def _mma_of(queries: int) -> Callable[[Architecture], str]:
+    """The instruction that a tile of so many queries must use."""
+    large = {9: "wgmma", 10: "tcgen05"} if queries >= 64 else {}
+    return lambda architecture: large.get(architecture // 10, "mma.sync")
 
 
 def _case(
-    *, prefill: bool, fp8_pages: bool, dim: int, group: int, page: int, check: bool = False, splits: int = 16
+    *,
+    prefill: bool,
+    fp8_pages: bool,
+    dim: int,
+    group: int = 8,
+    page: int = 16,
+    check: bool = False,
+    splits: int = 16,
+    scales: int = PER_HEAD,
+    architectures: tuple[Architecture, ...] = DISTINCT,
 ) -> list[AotCase]:
     stored = "*u8" if fp8_pages else "*bf16"
     signature = {**_POINTERS, "k_pages": stored, "v_pages": stored, **_NUMBERS}
@@ -177,15 +185,16 @@ def _case(
         "BLOCK_D": power_of_two(dim),
         "PAGE": page,
         "FP8": fp8_pages,
-        "K_SCALES": PER_HEAD,
-        "V_SCALES": PER_HEAD,
+        "K_SCALES": scales,
+        "V_SCALES": scales,
         "CHECK": check,
     }
     if check:
         signature |= _CHECKED
     else:
         constants |= dict.fromkeys(_CHECKED)
-    name = f"{'fp8' if fp8_pages else 'bf16'}/d{dim}/group{group}/page{page}{'/check' if check else ''}"
+    name = f"{'fp8' if fp8_pages else 'bf16'}/d{dim}/group{group}/page{page}"
+    name += ("/token" if scales == PER_TOKEN else "") + ("/check" if check else "")
     if prefill:
         signature |= {"out": "*fp32", "rows": "i32", "shortest_row": "i32"}
         return cases_by_tile(
@@ -195,7 +204,8 @@ def _case(
             signature=signature,
             constants=constants,
             max_registers=lambda _tile: 255,
-            mma=_prefill_mma,
+            mma=_mma_of(64),
+            architectures=architectures,
         )
     signature |= {"longest_row": "i32"} | ({"out": "*fp32"} if splits == 1 else _PARTS)
     constants |= {"SPLITS": splits} | (dict.fromkeys(_PARTS) if splits == 1 else {"out": None})
@@ -206,7 +216,8 @@ def _case(
         signature=signature,
         constants=constants,
         max_registers=lambda tile: 210 if tile.warps == 4 else 255,
-        mma=_decode_mma,
+        mma=_mma_of(64 if group > 16 else 16),
+        architectures=architectures,
     )
 
 
@@ -238,10 +249,10 @@ _MERGE = AotCase(
 
 AOT_CASES: tuple[AotCase, ...] = (
     _MERGE,
-    *_case(prefill=False, fp8_pages=True, dim=128, group=8, page=16, check=True),
-    *_case(prefill=False, fp8_pages=True, dim=128, group=8, page=64, splits=1),
-    *_case(prefill=False, fp8_pages=False, dim=128, group=8, page=16),
-    *_case(prefill=False, fp8_pages=True, dim=256, group=8, page=64),
-    *_case(prefill=True, fp8_pages=True, dim=128, group=8, page=16),
-    *_case(prefill=True, fp8_pages=False, dim=128, group=8, page=16),
+    *_case(prefill=False, fp8_pages=True, dim=128, check=True, architectures=ARCHITECTURES),
+    *_case(prefill=False, fp8_pages=False, dim=128),
+    *_case(prefill=False, fp8_pages=True, dim=128, page=64, splits=1, scales=PER_TOKEN),
+    *_case(prefill=False, fp8_pages=True, dim=256, page=64),
+    *_case(prefill=True, fp8_pages=True, dim=128, architectures=ARCHITECTURES),
+    *_case(prefill=True, fp8_pages=False, dim=128, architectures=ARCHITECTURES),
 )

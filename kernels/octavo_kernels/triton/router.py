@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from octavo_kernels.errors import KernelInputError, require_contiguous, require_dtype, require_shape
-from octavo_kernels.triton.aot_case import AotCase
+from octavo_kernels.triton.aot_case import ARCHITECTURES, DISTINCT, AotCase
 from octavo_kernels.triton.architecture import on_device_of_tensors
 
 MOST_EXPERTS = 2048
@@ -193,7 +193,8 @@ AOT_CASES: tuple[AotCase, ...] = (
             num_warps=1,
             max_registers=200,
             unaligned=frozenset({"groups"}),
+            architectures=where,
         )
-        for groups, top_groups, size in ((1, 1, 384), (8, 4, 32))
+        for groups, top_groups, size, where in ((1, 1, 384, DISTINCT), (8, 4, 32, ARCHITECTURES))
     ),
 )

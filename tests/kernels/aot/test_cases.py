@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from octavo_kernels.aot.cases import fingerprint, load_cases, sources_of
-from octavo_kernels.triton.aot_case import AotCase
+from octavo_kernels.aot.cases import fingerprint, kernel_modules, load_cases, sources_of
+from octavo_kernels.aot.matrix import tasks_and_refusals
+from octavo_kernels.aot.versions import TritonVersion
+from octavo_kernels.triton.aot_case import ARCHITECTURES, DISTINCT, AotCase
 
 
 @dataclass(frozen=True)
@@ -77,3 +79,21 @@ def test_two_cases_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(globals(), "AOT_CASES", (CASE, dataclasses.replace(CASE)))
     with pytest.raises(ValueError, match="two ahead-of-time cases are called case"):
         load_cases([__name__])
+
+
+@pytest.mark.slow
+def test_every_kernel_is_asked_for_on_every_architecture() -> None:
+    """Further sizes of a kernel may be compiled on fewer."""
+    asked: dict[str, set[int]] = {}
+    for case in load_cases(kernel_modules()).values():
+        asked.setdefault(str(getattr(case.kernel, "__name__", case.kernel)), set()).update(case.architectures)
+    assert len(asked) > 20
+    assert {name: sorted(where) for name, where in asked.items() if where != set(ARCHITECTURES)} == {}
+
+
+def test_a_further_size_is_compiled_only_where_compilers_differ() -> None:
+    further = dataclasses.replace(CASE, name="further", architectures=DISTINCT)
+    version = TritonVersion("3.9.0", None)
+    tasks, refused = tasks_and_refusals({"case": CASE, "further": further}, (90, 103), [version])
+    assert [(task.case.name, task.architecture) for task in tasks] == [("case", 90), ("case", 103), ("further", 90)]
+    assert not refused

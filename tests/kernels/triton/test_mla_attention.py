@@ -122,6 +122,15 @@ def test_a_nan_in_a_latent_row_spoils_every_head_that_sees_it() -> None:
     assert_close(out[1], expected[1], within=ROUNDING)
 
 
+@pytest.mark.parametrize(("latent", "rope"), [(24, 4), (16, 5), (20, 16)])
+def test_what_lies_behind_a_row_of_an_odd_size_is_not_read(latent: int, rope: int) -> None:
+    step = step_of([5, 21], [1, 3], latent=latent, rope=rope)
+    for row, context in enumerate((5, 21)):
+        page = step.pool.block_table[row, context // 16, 0]
+        step.pool.k_pages.view(torch.uint8)[page, context % 16 :] = 0x7F
+    assert_close(step.attend(), step.expected(), within=ROUNDING)
+
+
 @pytest.mark.parametrize("place", [0, 36, 39])
 def test_a_nan_in_a_latent_row_spoils_no_token_of_a_chunk_that_does_not_see_it(place: int) -> None:
     step = step_of([40], [6])
