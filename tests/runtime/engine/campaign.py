@@ -7,6 +7,7 @@ answer. `run_clean` counts what is found although nothing is wrong.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -49,13 +50,15 @@ class Size:
     """Of an engine: so small that requests compete for pages, rows and tokens all the time."""
 
     pages: int
+    page_size: int
     seqs: int
     tokens_per_step: int
 
 
-CAMPAIGN = Size(pages=48, seqs=8, tokens_per_step=24)
-CLEAN = Size(pages=20, seqs=4, tokens_per_step=12)
-"""Fewer rows in a step, more steps in a second."""
+CAMPAIGN = Size(pages=48, page_size=PAGE_SIZE, seqs=8, tokens_per_step=24)
+CLEAN = Size(pages=20, page_size=16, seqs=4, tokens_per_step=48)
+"""Fewer rows and fewer new pages in a step: more steps in a second."""
+CLEAN_TRAFFIC = TrafficShape(arrival=0.1, open_limit=8, prompt_limit=120, answer_limit=80)
 
 Spoil = Callable[[Executor], Executor]
 """Makes a defect of the product out of its executor, to see the campaign go red."""
@@ -161,12 +164,12 @@ class Run:
         injector: FaultInjector | None = None,
         spoil: Spoil | None = None,
     ) -> Run:
-        cache = cache_of(size.pages + 1, PAGE_SIZE)
-        prefix = PrefixCache(PrefixEpoch(FACTS.revision, KvFormat.BF16, PAGE_SIZE))
-        kv = KvManager(PagePool(cache.num_pages, PAGE_SIZE), Nonces(seed=11), prefix)
+        cache = cache_of(size.pages + 1, size.page_size)
+        prefix = PrefixCache(PrefixEpoch(FACTS.revision, KvFormat.BF16, size.page_size))
+        kv = KvManager(PagePool(cache.num_pages, size.page_size), Nonces(seed=11), prefix)
         scheduler = Scheduler(SchedulerLimits(size.seqs, size.tokens_per_step), kv)
         builder = BatchBuilder(size.seqs, pad_decode_to=(size.seqs + 1,))
-        digests = PageDigests(1, cache.num_layers, PAGE_SIZE)
+        digests = PageDigests(1, cache.num_layers, size.page_size)
         buffers = StepBuffers(builder.max_rows, size.tokens_per_step, 1, CPU)
         local: Executor = LocalExecutor(model, cache, operations, buffers, checks=True)
         executor = Watched(local if spoil is None else spoil(local))
@@ -306,7 +309,7 @@ def run_campaign(
 
 def run_clean(steps: int, seed: int, *, answers: bool = False) -> CleanResult:
     """Random traffic without faults for `steps` steps; with `answers` the provenance model compares each token."""
-    traffic = Traffic(seed, TrafficShape(arrival=0.3, answer_limit=24, open_limit=8))
+    traffic = Traffic(seed, CLEAN_TRAFFIC)
     null = NullModel(OPERATIONS)
     if answers:
         run = Run.of(ProvenanceModel(), OPERATIONS, traffic, CLEAN)
@@ -314,6 +317,7 @@ def run_clean(steps: int, seed: int, *, answers: bool = False) -> CleanResult:
         run = Run.of(null, replace(OPERATIONS, sample=null.sample), traffic, CLEAN)
     judge = Judge(traffic)
     violations = requests = 0
+    gc.freeze()  # what is imported need not be looked through again and again
     while run.steps < steps:
         message, result = run.step()
         requests += message is not None
@@ -324,6 +328,7 @@ def run_clean(steps: int, seed: int, *, answers: bool = False) -> CleanResult:
             judge.saw(result, (), run.executor.ran)
         else:
             _count(result, judge)
+    gc.unfreeze()
     run.engine.audit()
     stats = run.engine.stats()
     return CleanResult(

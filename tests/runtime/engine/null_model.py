@@ -11,7 +11,7 @@ from octavo_kernels.formats.sampling import SamplingParameters
 from octavo_runtime.contract.facts import ModelFacts
 from octavo_runtime.engine.batch import Batch
 from octavo_runtime.kv.cache import KvCache
-from tests.runtime.engine.provenance import DIGITS, FACTS
+from tests.runtime.engine.provenance import DIGITS, FACTS, VOCABULARY
 
 ROWS_LIMIT = 256
 
@@ -25,11 +25,12 @@ class NullModel:
 
     def __post_init__(self) -> None:
         self._tokens = torch.arange(1, ROWS_LIMIT)
+        self._keys = torch.randn(VOCABULARY, 1, DIGITS, generator=torch.Generator().manual_seed(3))
 
     def forward(self, batch: Batch, cache: KvCache) -> torch.Tensor:
         """Logits [S, 1] that nobody reads: `sample` goes with this model."""
         layer, records = cache.layers[0], cache.records
-        keys = batch.token_ids.float()[:, None, None].expand(-1, 1, DIGITS).contiguous()
+        keys = self._keys[batch.token_ids]
         self.operations.kv_write(
             keys,
             keys,
