@@ -33,6 +33,9 @@ class Task:
     triton: TritonVersion
 
 
+_Compiler = tuple[TritonVersion, Architecture]
+"""What one process compiles with and for."""
+
 _Answer = tuple[Task, Measured, bool] | BaseException | None
 """What a thread hands over: a result and whether it may be cached; what ended it early; None as its last word."""
 
@@ -72,22 +75,24 @@ def run(
     Args:
         modules: where workers find the cases.
         cache: folder of results by fingerprint; may be absent.
-        workers: processes at a time; one that has done all of its version goes on with another.
+        workers: processes at a time. Each compiles for one architecture: Triton 3.6 decides how FP8 is converted when
+            a process first needs it, and code chosen for 9.0 does not assemble for 8.9.
     """
     cache.mkdir(parents=True, exist_ok=True)
-    missing: dict[TritonVersion, list[Task]] = {}
+    missing: dict[_Compiler, list[Task]] = {}
     for task in tasks:
         known = _cached(cache, task)
         if known is None:
-            missing.setdefault(task.triton, []).append(task)
+            missing.setdefault((task.triton, task.architecture), []).append(task)
         else:
             done(_judge(task, known, cached=True))
     answers: queue.Queue[_Answer] = queue.Queue()
     threads: list[threading.Thread] = []
     with tempfile.TemporaryDirectory(prefix="octavo-aot-") as scratch:
-        work = [(version, _queue_of(waiting)) for version, waiting in missing.items()]
-        for number in range(min(workers, sum(map(len, missing.values())))):
-            first = number % len(work)
+        work = [(compiler, _queue_of(waiting)) for compiler, waiting in missing.items()]
+        threads_wanted = min(workers, sum(map(len, missing.values())))
+        for number in range(threads_wanted):
+            first = number * len(work) // threads_wanted
             own = (work[first:] + work[:first], modules, Path(scratch), answers)
             threads.append(threading.Thread(target=_serve, args=own, daemon=True))
         for thread in threads:
@@ -140,22 +145,22 @@ def _queue_of(tasks: Iterable[Task]) -> queue.SimpleQueue[Task]:
 
 
 def _serve(
-    work: Iterable[tuple[TritonVersion, queue.SimpleQueue[Task]]],
+    work: Iterable[tuple[_Compiler, queue.SimpleQueue[Task]]],
     modules: Sequence[str],
     scratch: Path,
     answers: queue.Queue[_Answer],
 ) -> None:
-    """One version's tasks after another's, until other threads and this one have done them all."""
+    """One compiler's tasks after another's, until other threads and this one have done them all."""
     try:
-        for version, todo in work:
-            _serve_version(version, modules, scratch, todo, answers)
+        for (version, _), todo in work:
+            _serve_one(version, modules, scratch, todo, answers)
     except BaseException as error:  # whatever it is belongs to the thread that waits for the answers
         answers.put(error)
     finally:
         answers.put(None)
 
 
-def _serve_version(
+def _serve_one(
     version: TritonVersion,
     modules: Sequence[str],
     scratch: Path,
