@@ -21,6 +21,7 @@ from octavo_runtime.engine.device import DeviceFacts, check_expected, probe, res
 from octavo_runtime.engine.digests import PageDigests
 from octavo_runtime.engine.engine import Engine
 from octavo_runtime.engine.executor import LocalExecutor
+from octavo_runtime.engine.fault_kinds import FaultKind
 from octavo_runtime.engine.faults import FaultInjector
 from octavo_runtime.engine.graphs import CudaCapture, DecodeGraphs, buckets_up_to
 from octavo_runtime.engine.integrity import IntegrityMode
@@ -177,7 +178,8 @@ def build_engine(
     kv = KvManager(PagePool(cache.num_pages, cache.page_size), Nonces(secrets.randbits(32)), prefix)
     limits = SchedulerLimits(settings.max_num_seqs, max(settings.tokens_per_step, settings.max_num_seqs))
     graphs_wanted = device.type == "cuda" and settings.cuda_graphs is not False and not settings.faults
-    sizes = settings.pad_decode_to or (buckets_up_to(settings.max_num_seqs) if graphs_wanted else ())
+    padded = graphs_wanted or any(plan.kind is FaultKind.PADDING_WRITE for plan in settings.faults)
+    sizes = settings.pad_decode_to or (buckets_up_to(settings.max_num_seqs) if padded else ())
     builder = BatchBuilder(settings.max_num_seqs, sizes)
     digests = PageDigests(settings.digest_pages_per_step, cache.num_layers, cache.page_size)
     buffers = StepBuffers(
