@@ -35,7 +35,7 @@ class Fault(IntEnum):
     RAISES = 504
     """The step ends with an exception there."""
     STUCK = 505
-    """The step never ends there."""
+    """The step never ends there; it says its pid."""
 
 
 @dataclass
@@ -57,8 +57,10 @@ class BrokenRank:
         rows = dict(zip(host.token_ids[begins].tolist(), host.token_rows[begins].tolist(), strict=True))
         if Fault.RAISES in rows:
             raise ValueError("planted")
-        while Fault.STUCK in rows:
-            pass
+        if Fault.STUCK in rows:
+            say(os.getpid())
+            while True:
+                pass
         if Fault.TABLE in rows:
             row = rows[Fault.TABLE]
 
@@ -92,19 +94,24 @@ def over_ranks(rig: Rig, executor: Executor, mode: IntegrityMode = IntegrityMode
     return dataclasses.replace(rig, engine=engine)
 
 
+def say(pid: int) -> None:
+    """To whoever started rank 0; the ranks share its output."""
+    sys.stdout.write(f"{pid}\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
-    """A rank 0 in a process of its own: says the pid of rank 1, then steps or idles until it is ended."""
+    """A rank 0 in a process of its own, idle or in the middle of a step when the pid of rank 1 is said."""
     rig = rig_of(seqs=SEQS, page_size=PAGE_SIZE)
     ranks = start_ranks(PROGRAM, 2)
     engine = over_ranks(rig, ranks.executor)
     engine.submit("a", [7, 8, 9], 2)
     engine.run()
     assert len(engine.tokens["a"]) == 2
-    sys.stdout.write(f"{ranks.pids[0]}\n")
-    sys.stdout.flush()
     if sys.argv[1] == "step":
         engine.submit("stuck", [Fault.STUCK, 8, 9], 2)
         engine.run()
+    say(ranks.pids[0])
     sys.stdin.read()
     os._exit(0)
 

@@ -84,11 +84,11 @@ def test_a_step_is_recorded_when_its_shape_comes_again_and_anew_when_the_table_h
 
 
 def test_prompts_and_other_batch_sizes_are_never_replayed() -> None:
-    graphs = DecodeGraphs((2,), Recorder())
+    graphs = DecodeGraphs((1, 2), Recorder())
     rig = rig_with(graphs, ())
     run(rig)  # three rows
     assert graphs.captured == graphs.replayed == 0
-    rig.submit("long", list(range(1, 60)), 1)
+    rig.submit("long", list(range(1, 60)), 1)  # one row, and three steps of 16 tokens each
     rig.run()
     assert graphs.captured == 0
 
