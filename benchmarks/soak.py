@@ -292,6 +292,7 @@ def figures_of(seen: Seen, rest: dict[str, float], capacity: float, lasted: floa
 
 def run(*, quick: bool, minutes: float | None = None) -> dict[str, object]:
     """The soak; `failed` in the figures names what did not hold."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the child is ended, too
     seconds = 60 * (minutes or (QUICK_MINUTES if quick else MINUTES))
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as (process, port):
         figures = asyncio.run(soak(port, seconds, QUICK_CALIBRATION_SECONDS if quick else CALIBRATION_SECONDS))
