@@ -1,22 +1,22 @@
 """PageDigests: a sample of full pages is read again now and then, to see whether they still hold what they held.
 
-A full page does not change as long as its tag does not. Each step looks at a few (page, layer) of running requests: one
-that was looked at before is compared, any other is remembered. Steps take turns: one remembers a page drawn at random,
-the next compares the one that was not looked at for the longest time. What this finds is a chance, not a promise: it is
-for what no check of ownership can see (a flipped bit, a store past all checks), and it finds it late.
+A full page does not change as long as its tag does not. Each step looks at a few (page, layer): one that was looked at
+before is compared, any other is remembered. Steps take turns: one remembers a page of a running request, drawn at
+random, the next compares the one that was not looked at for the longest time, while a request holds it or the prefix
+cache keeps it. What this finds is a chance, not a promise: it is for what no check of ownership can see (a flipped bit,
+a store past all checks), and it finds it late.
 """
 
 from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from octavo_runtime.engine.executor import NO_DIGESTS, DigestJob
-from octavo_runtime.engine.request import EngineRequest
 from octavo_runtime.engine.schedule import ScheduledRow
 
 REMEMBERED = 4096
@@ -32,21 +32,6 @@ class _Place:
     layer: int
 
 
-@dataclass(frozen=True)
-class _Holder:
-    """Who held the page when it was last looked at, and as which of its pages."""
-
-    request: EngineRequest
-    logical: int
-
-    def holds(self, place: _Place) -> bool:
-        """Whether it still does."""
-        holding = self.request.holding
-        if holding is None or self.logical >= len(holding.pages):
-            return False
-        return (holding.pages[self.logical], holding.tags[self.logical]) == (place.page, place.tag)
-
-
 class PageDigests:
     """Draws at most `pages_per_step` pages for each step and compares what comes back."""
 
@@ -57,56 +42,55 @@ class PageDigests:
         self._layers = layers
         self._page_size = page_size
         self._random = random.Random(seed)  # noqa: S311 - which page is no secret
-        self._known: OrderedDict[_Place, tuple[int, _Holder]] = OrderedDict()
-        self._asked: list[tuple[_Place, _Holder]] = []
+        self._known: OrderedDict[_Place, int] = OrderedDict()
+        self._asked: list[_Place] = []
         self._compare_next = False
 
-    def job(self, rows: Sequence[ScheduledRow]) -> DigestJob:
-        """What to digest in a step of these rows; `took` wants the answer."""
+    def job(self, rows: Sequence[ScheduledRow], is_readable: Callable[[int, int], bool]) -> DigestJob:
+        """What to digest in a step of these rows; `took` wants the answer.
+
+        `is_readable` tells whether a pair (page, tag) is still held by a request or kept by the prefix cache.
+        """
         self._asked = []
         for _ in range(self.pages_per_step if rows else 0):
             self._compare_next = not self._compare_next
-            choice = (self._oldest() if not self._compare_next else None) or self._draw(rows)
-            if choice is not None and all(choice[0] != place for place, _ in self._asked):
-                self._asked.append(choice)
+            place = (self._oldest(is_readable) if not self._compare_next else None) or self._draw(rows)
+            if place is not None and place not in self._asked:
+                self._asked.append(place)
         if not self._asked:
             return NO_DIGESTS
-        pages = np.array([place.page for place, _ in self._asked], np.int64)
-        return DigestJob(pages, tuple(place.layer for place, _ in self._asked))
+        pages = np.array([place.page for place in self._asked], np.int64)
+        return DigestJob(pages, tuple(place.layer for place in self._asked))
 
     def took(self, digests: Sequence[int]) -> list[int]:
         """Compare or remember the digests of the last job; the pages that have changed, each of them forgotten."""
         changed: list[int] = []
-        for (place, holder), digest in zip(self._asked, digests, strict=True):
+        for place, digest in zip(self._asked, digests, strict=True):
             known = self._known.pop(place, None)
             self.compared += known is not None
-            if known is not None and known[0] != digest:
+            if known is not None and known != digest:
                 changed.append(place.page)
                 continue
-            self._known[place] = digest, holder
+            self._known[place] = digest
             if len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
         return changed
 
-    def _oldest(self) -> tuple[_Place, _Holder] | None:
-        """The known page that was not looked at for the longest time and is still held."""
-        if not self._known:
-            return None
-        place, (_, holder) = next(iter(self._known.items()))
-        if holder.holds(place):
-            self._known.move_to_end(place)
-            return place, holder
-        # Nobody known holds it, but it may be in the prefix cache: whoever adopts it may draw it again. It goes to the
-        # back of the line, where it is forgotten first when there are too many.
-        self._known.move_to_end(place)
+    def _oldest(self, is_readable: Callable[[int, int], bool]) -> _Place | None:
+        """The known page that was not looked at for the longest time; those whose life is over are forgotten."""
+        while self._known:
+            place = next(iter(self._known))
+            if is_readable(place.page, place.tag):
+                self._known.move_to_end(place)
+                return place
+            del self._known[place]
         return None
 
-    def _draw(self, rows: Sequence[ScheduledRow]) -> tuple[_Place, _Holder] | None:
+    def _draw(self, rows: Sequence[ScheduledRow]) -> _Place | None:
         request = self._random.choice(rows).request
         full = request.computed // self._page_size
         if request.holding is None or not full:
             return None
         logical = self._random.randrange(full)
         layer = self._random.randrange(self._layers)
-        place = _Place(request.holding.pages[logical], request.holding.tags[logical], layer)
-        return place, _Holder(request, logical)
+        return _Place(request.holding.pages[logical], request.holding.tags[logical], layer)

@@ -186,9 +186,10 @@ class Engine:
 
     def _check_host(self, draft: _Draft) -> None:
         """L0: what the host's own books say, before the step relies on them. Its requests do not run in it."""
+        findings = self._kv.take_findings()  # also when nobody looks at them: they would be kept for ever
         if self._mode is IntegrityMode.OFF:
             return
-        for finding in (*self._kv.take_findings(), *self._kv.check_changed()):
+        for finding in (*findings, *self._kv.check_changed()):
             found = Found(Site.HOST, (finding.reason,), pages=(finding.page,))
             self._act_on_page(found, finding.page, draft)
 
@@ -199,7 +200,7 @@ class Engine:
             self._faults.after_build(prepared)
         updates = self._kv.take_updates()
         off = self._mode is IntegrityMode.OFF
-        job = NO_DIGESTS if off else self._digests.job(rows)
+        job = NO_DIGESTS if off else self._digests.job(rows, self._kv.is_readable)
         outcome = self._executor.execute(prepared, updates, job)
         if not off:
             self._moved_checked += len(updates.copies)
@@ -255,8 +256,9 @@ class Engine:
             self._scheduler.remove(request)
 
     def _act_on_page(self, found: Found, page: int, draft: _Draft) -> None:
-        """Act on a finding about a page: it is one about each request that holds it."""
+        """Act on a finding about a page: it is one about each request that holds it, and nobody else gets the page."""
         holders = self._scheduler.holders_of(page)
+        self._kv.drop_pages((page,))
         for request in holders:
             if request.holding is not None:  # not ended a moment ago with another answer to the same prompt
                 self._act(Found(found.site, found.reasons, request, found.pages), draft)

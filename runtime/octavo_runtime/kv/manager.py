@@ -105,6 +105,10 @@ class KvManager:
         """Pages that `holding` lacks to have room for `tokens` tokens."""
         return self._pool.missing_pages(holding, tokens)
 
+    def is_readable(self, page: int, tag: int) -> bool:
+        """Whether a request holds the pair (page, tag) or the prefix cache keeps it: the page's life goes on."""
+        return self._pool.book.is_right(page, tag) or self._pool.book.is_readable(page, tag)
+
     def chain(self, tokens: list[int], key: PrefixKey) -> Chain:
         """The pages of one request's token list, which may grow but never change; hashed when needed."""
         return Chain(tokens, b"", self.page_size) if self._prefix is None else self._prefix.chain(tokens, key)
@@ -227,8 +231,8 @@ class KvManager:
         self._pool.set_aside(holding, lenient=lenient)
 
     def drop_pages(self, pages: Iterable[int]) -> None:
-        """Trust these live or retained pages no more: they and all that descend from them leave the prefix cache, and
-        they are set aside once nobody holds them. So is what is about to be copied from them."""
+        """Trust these pages no more: they and all that descend from them leave the prefix cache, and they are set aside
+        once nobody holds them. So is what is about to be copied from them. Only live and retained pages are meant."""
         pages = set(pages)
         pages.update(copy.target for copy in self._copies.values() if copy.source in pages)
         self._pool.condemn(pages)

@@ -190,8 +190,10 @@ class PagePool:
             self._retire(page)
 
     def condemn(self, pages: Iterable[int]) -> None:
-        """Never hand these live or retained pages out again once nobody references or keeps them."""
-        self._condemned.update(page for page in pages if self.book.home[page] in {Home.LIVE, Home.RETAINED})
+        """Never hand these pages out again once nobody references or keeps them; those that are neither live nor
+        retained, or not in the pool, are left alone."""
+        home, known = self.book.home, range(self.num_pages)
+        self._condemned.update(page for page in pages if page in known and home[page] in {Home.LIVE, Home.RETAINED})
 
     def holds_condemned(self, holding: Holding) -> bool:
         """Whether a page of `holding` is condemned: nothing when none is, a pass over its pages otherwise."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Callable
+
 import pytest
 
 from octavo_runtime.engine import digests
@@ -27,9 +31,15 @@ def rows_of(request: EngineRequest) -> list[ScheduledRow]:
     return [row_of(request, 1)]
 
 
-def look(digests: PageDigests, request: EngineRequest, content: int = 0) -> list[int]:
+def always(_page: int, _tag: int) -> bool:
+    return True
+
+
+def look(
+    digests: PageDigests, request: EngineRequest, content: int = 0, is_readable: Callable[[int, int], bool] = always
+) -> list[int]:
     """One step; every page has the digest `page * 7 + layer + content`."""
-    job = digests.job(rows_of(request))
+    job = digests.job(rows_of(request), is_readable)
     return digests.took([page * 7 + layer + content for page, layer in zip(job.pages, job.layers, strict=True)])
 
 
@@ -37,14 +47,14 @@ def test_only_full_pages_are_looked_at() -> None:
     sampled, request = digests_of(), decoding(pages=3)
     seen = set()
     for _ in range(60):
-        seen |= set(sampled.job(rows_of(request)).pages.tolist())
+        seen |= set(sampled.job(rows_of(request), always).pages.tolist())
         sampled.took([0])
     assert seen == {100, 101}
 
 
 def test_a_request_without_a_full_page_and_a_budget_of_none_ask_for_nothing() -> None:
-    assert len(digests_of().job(rows_of(decoding(pages=1)))) == 0
-    assert len(digests_of(0).job(rows_of(decoding()))) == 0
+    assert len(digests_of().job(rows_of(decoding(pages=1)), always)) == 0
+    assert len(digests_of(0).job(rows_of(decoding()), always)) == 0
 
 
 def test_pages_that_stay_as_they_are_are_compared_and_found_equal() -> None:
@@ -67,24 +77,48 @@ def test_the_next_life_of_a_page_is_not_compared_with_the_last_one() -> None:
         look(sampled, request)
     assert request.holding is not None
     request.holding.tags[0] += 2
-    compared = sampled.compared
-    assert not look(sampled, request, content=5)
-    assert not look(sampled, request, content=5)
+    compared, now = sampled.compared, request.holding.tags[0]
+    assert not look(sampled, request, content=5, is_readable=lambda _page, tag: tag == now)
+    assert not look(sampled, request, content=5, is_readable=lambda _page, tag: tag == now)
     assert sampled.compared <= compared + 1
 
 
-def test_a_page_is_known_to_whoever_adopts_it_from_the_prefix_cache() -> None:
+def test_a_page_that_only_the_prefix_cache_keeps_is_still_looked_at() -> None:
     sampled, request = digests_of(), decoding(pages=2)
     for _ in range(20):
         look(sampled, request)
-    adopter = decoding(pages=2)
     request.holding = None
-    assert any(look(sampled, adopter, content=9) for _ in range(8))
+    assert any(look(sampled, request, content=9) for _ in range(2))
+
+
+def test_pages_whose_life_is_over_are_forgotten_before_those_that_can_still_be_compared() -> None:
+    sampled, dead, living = digests_of(), decoding(pages=9), decoding(pages=2)
+    assert living.holding is not None
+    living.holding.pages[:] = [900, 901]
+    for _ in range(60):
+        look(sampled, dead)
+    for _ in range(20):
+        look(sampled, living)
+    compared = sampled.compared
+    for _ in range(10):
+        look(sampled, living, is_readable=lambda page, _tag: page >= 900)
+    assert sampled.compared >= compared + 5
+    assert {place.page for place in sampled._known} == {900}
+
+
+def test_what_is_remembered_keeps_no_request_alive() -> None:
+    sampled, request = digests_of(), decoding()
+    for _ in range(20):
+        look(sampled, request)
+    gone = weakref.ref(request)
+    del request
+    gc.collect()
+    assert gone() is None
 
 
 def test_each_place_is_asked_for_once_in_a_step() -> None:
     sampled, request = digests_of(8), decoding(pages=2)
-    job = sampled.job(rows_of(request))
+    job = sampled.job(rows_of(request), always)
     assert len(set(zip(job.pages.tolist(), job.layers, strict=True))) == len(job) <= LAYERS
 
 

@@ -120,6 +120,27 @@ def test_a_page_that_changed_ends_every_request_that_holds_it_and_leaves_the_pre
     assert rig.engine.stats().kv_pages_set_aside > 0
 
 
+@pytest.mark.parametrize("mode", [IntegrityMode.ENFORCE, IntegrityMode.REPORT])
+def test_a_page_that_changed_when_only_the_prefix_cache_kept_it_is_read_by_nobody(mode: IntegrityMode) -> None:
+    rig = rig_of(mode=mode, tokens_per_step=40, digest_pages=8)
+    rig.submit("a", PROMPT, 30)
+    for _ in range(12):
+        rig.step()
+    page = pages_of(rig, "a")[1]
+    rig.engine.cancel("a")
+    rig.cache.layers[0].v[page, 2, 0, 5] += 1
+    rig.submit("b", [30, 31, 32, 33, 34], 30)
+    while not rig.violations:
+        rig.step()
+    assert [(v.site, v.request, v.pages) for v in rig.violations] == [("digest", "", (page,))]
+    rig.submit("c", PROMPT, 5)
+    rig.step()
+    assert page not in pages_of(rig, "c")
+    rig.run()
+    assert rig.tokens["c"] == expected_answer(PROMPT, 5)
+    assert rig.tokens["b"] == expected_answer([30, 31, 32, 33, 34], 30)
+
+
 def test_pages_that_stay_as_they_are_are_never_found_changed() -> None:
     rig = rig_of(pages=30, tokens_per_step=40, digest_pages=4)
     for name in "abcdef":
@@ -247,6 +268,16 @@ def test_off_runs_no_check_no_digest_and_looks_at_no_books() -> None:
     assert rig.tokens == {"a": expected_answer(PROMPT, 9), "b": expected_answer(PROMPT[:8], 9)}
     stats = rig.engine.stats()
     assert (stats.integrity_checks, stats.digests_checked, stats.integrity_stalled) == (0, 0, False)
+
+
+def test_off_remembers_no_findings_that_nobody_will_read() -> None:
+    rig = rig_of(mode=IntegrityMode.OFF, tokens_per_step=40, prefix_cache=False)
+    rig.submit("a", PROMPT, 9)
+    rig.engine.step()
+    rig.pool.book.writer[pages_of(rig, "a")[-1]] = 12345
+    while not rig.engine.idle:
+        rig.engine.step()
+        assert len(rig.pool._findings) <= 1
 
 
 def test_an_audit_is_counted() -> None:
