@@ -70,6 +70,15 @@ def test_a_planted_fault_says_what_it_did() -> None:
     assert f"became page {fault.pages[0]}" in fault.detail
 
 
+def test_a_check_that_was_left_out_costs_no_pages() -> None:
+    """It says nothing against them; else one failed launch would cost every page in use."""
+    run, injector = faulty_run(FaultKind.CHECK_SKIPPED, TrafficShape(), rate=0.3)
+    failures = [failure for _ in range(30) for failure in run.step()[1].failures]
+    assert injector.count > 0
+    assert failures
+    assert run.engine.stats().kv_pages_set_aside == 0
+
+
 def test_a_damaged_table_gets_its_entries_back() -> None:
     table = torch.arange(24, dtype=torch.int32).reshape(3, 4, 2)
     before = table.clone()
