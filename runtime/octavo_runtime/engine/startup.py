@@ -174,7 +174,8 @@ def build_engine(
     require_bundled_world_size(settings.tensor_parallel_size)
     prefix = None
     if settings.prefix_cache:
-        prefix = PrefixCache(PrefixEpoch(settings.facts.revision, cache.format, cache.page_size))
+        epoch = PrefixEpoch(settings.facts.revision, cache.format, cache.page_size, settings.kv_scaling)
+        prefix = PrefixCache(epoch)
     kv = KvManager(PagePool(cache.num_pages, cache.page_size), Nonces(secrets.randbits(32)), prefix)
     limits = SchedulerLimits(settings.max_num_seqs, max(settings.tokens_per_step, settings.max_num_seqs))
     graphs_wanted = device.type == "cuda" and settings.cuda_graphs is not False and not settings.faults

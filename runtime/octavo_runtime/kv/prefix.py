@@ -1,8 +1,8 @@
 """PrefixCache: which pages hold the keys and values of which prefix, and which of them to give up first.
 
 A prefix is a chain of full pages. A page's digest covers everything that its keys and values depend on: its own tokens
-and the digest of the page before it, or for the first page the typed key (model, KV format, page size, adapter, salt).
-A hit compares the tokens themselves all the same, so that a collision is a miss and not a wrong answer.
+and the digest of the page before it, or for the first page the typed key (model, KV format and scaling, page size,
+adapter, salt). A hit compares the tokens themselves all the same, so that a collision is a miss and not a wrong answer.
 
            key ----- A ----- B ----- C          B is kept for C's sake; C and D are leaves.
                       \\----- D                   Evicted first: the leaf that nobody uses for the longest time.
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from octavo_runtime.contract.precision import KvFormat
+from octavo_runtime.contract.precision import KvFormat, KvScaling
 
 DIGEST_BYTES = 16
 
@@ -43,6 +43,7 @@ class PrefixEpoch:
     kv_format: KvFormat
     page_size: int
     """Tokens per page."""
+    kv_scaling: KvScaling = KvScaling.PER_TENSOR
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,9 @@ class PrefixCache:
 
     def chain(self, tokens: list[int], key: PrefixKey) -> Chain:
         """The chain of a request; `tokens` may grow, but never change."""
-        typed = [self._epoch.revision, self._epoch.kv_format.value, self._epoch.page_size, key.adapter, key.salt]
+        epoch = self._epoch
+        stored_as = [epoch.kv_format.value, epoch.kv_scaling.value, epoch.page_size]
+        typed = [epoch.revision, *stored_as, key.adapter, key.salt]
         root = blake2b(json.dumps(typed).encode(), digest_size=DIGEST_BYTES, person=b"octavo prefix").digest()
         return Chain(tokens, root, self.page_size)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from octavo_runtime.contract.precision import KvFormat
+from octavo_runtime.contract.precision import KvFormat, KvScaling
 from octavo_runtime.kv.holding import Holding, Nonces
 from octavo_runtime.kv.manager import KvManager
 from octavo_runtime.kv.pages import NULL_PAGE, WRITER_SHARED, HostFinding, HostReason
@@ -131,9 +131,14 @@ def test_another_salt_or_adapter_is_another_prefix(rig: Rig, other: PrefixKey) -
 
 
 @pytest.mark.parametrize(
-    "epoch", [PrefixEpoch("other", KvFormat.FP8, PAGE_SIZE), PrefixEpoch("revision", KvFormat.BF16, PAGE_SIZE)]
+    "epoch",
+    [
+        PrefixEpoch("other", KvFormat.FP8, PAGE_SIZE),
+        PrefixEpoch("revision", KvFormat.BF16, PAGE_SIZE),
+        PrefixEpoch("revision", KvFormat.FP8, PAGE_SIZE, KvScaling.PER_TOKEN_HEAD),
+    ],
 )
-def test_another_model_or_kv_format_gives_other_digests(rig: Rig, epoch: PrefixEpoch) -> None:
+def test_another_model_kv_format_or_scaling_gives_other_digests(rig: Rig, epoch: PrefixEpoch) -> None:
     ours, theirs = (rig.kv.chain(numbers(4), PrefixKey()), Rig(9, epoch).kv.chain(numbers(4), PrefixKey()))
     assert ours.page(0).digest != theirs.page(0).digest
 
