@@ -108,7 +108,8 @@ class BatchBuilder:
         pages: list[int] = []
         tags: list[int] = []
         widest = 1
-        for slot, request in enumerate(slots):
+        only_padding = [None] * (self.max_rows - len(slots))
+        for slot, request in enumerate((*slots, *only_padding)):
             holding = None if request is None else request.holding
             nonce = _NOBODY if holding is None else holding.nonce
             if nonce != self._nonce[slot]:

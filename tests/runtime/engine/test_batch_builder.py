@@ -142,6 +142,17 @@ def test_a_decoding_step_is_padded_to_the_next_size() -> None:
     assert [row.request for row in prepared.sampling] == [one, two]
 
 
+@pytest.mark.parametrize("slot", [0, 1, SLOTS + 1])
+def test_a_damaged_row_is_written_anew_once_whoever_it_belongs_to(slot: int) -> None:
+    builder = BatchBuilder(SLOTS, pad_decode_to=(8,))
+    one = request_of(1, [1, 2], computed=1)
+    build(builder, row_of(one, 1))
+    builder.rewrite(slot)
+    table = build(builder, row_of(one, 1)).host.table
+    assert (table.cleared.tolist(), table.rows.tolist()) == ([slot], [0] if slot == 0 else [])
+    assert not len(build(builder, row_of(one, 1)).host.table.cleared)
+
+
 def test_a_step_with_a_prompt_or_a_request_that_waits_is_not_padded() -> None:
     builder = BatchBuilder(SLOTS, pad_decode_to=(4,))
     prompt, decodes = request_of(1, [1, 2, 3]), request_of(2, [3, 4], computed=1, slot=1)
