@@ -307,7 +307,7 @@ class Engine:
             del self._answers[request.id]
 
     def _fail_impossible(self, request: EngineRequest, gone: Sequence[EngineRequest], draft: _Draft) -> None:
-        """End a request that the pool was large enough for until violations took pages out of it.
+        """End a request that the pool was large enough for until violations or an error took pages out of it.
 
         The scheduler has forgotten those in `gone`.
         """
@@ -320,7 +320,8 @@ class Engine:
                 request.id,
                 KV_POOL_TOO_SMALL,
                 f"{len(request.tokens)} tokens need {needed} KV pages; "
-                f"{kv.usable_pages} are left, {kv.set_aside_pages} are set aside after integrity violations",
+                f"{kv.usable_pages} are left, {kv.available_pages} of them can be had now, "
+                f"{kv.set_aside_pages} are set aside after integrity violations",
                 retryable=True,
             )
         )

@@ -43,7 +43,7 @@ class ScheduledRow:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The next step. `impossible` are requests that can never run because too many pages are set aside."""
+    """The next step. `impossible` are requests that can never run: too many pages are set aside, or lost."""
 
     rows: tuple[ScheduledRow, ...]
     preempted: tuple[EngineRequest, ...]

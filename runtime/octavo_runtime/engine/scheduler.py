@@ -9,7 +9,9 @@ PRIORITY_SECONDS), then arrival number.
   order take what is left, cut into chunks; so a long prompt never stops others from decoding.
 - When pages run out, prefixes that nobody uses are evicted first (by the KV manager); then the running request that
   ranks last loses its pages and starts again later from its own tokens.
-- A fork waits at the head of the line until the answer it forks from has its prompt in the cache.
+- A fork waits at the head of the line until the answer it forks from has its prompt in the cache. That answer ranks
+  before it and takes what the running ones leave of each step, so nobody behind it could start meanwhile either: it
+  costs others at most what is left of the one step with the prompt's last chunk.
 
 No starvation. Requests that rank before r have arrived at most PRIORITY_SECONDS * (10 + r's priority) seconds after r
 (priorities are -10 to 10). Let T be the step in which the last of them arrives, S those of them that have not ended
@@ -163,6 +165,10 @@ class Scheduler:
             origin = self._origin(request)
             if origin is None:
                 return
+            if origin.pages > room and not self.running:
+                self.remove(request)  # pages are held by nobody and cannot be had: waiting would last for ever
+                draft.impossible.append(request)
+                continue
             if origin.pages > room:
                 self._refused = request, room
                 return

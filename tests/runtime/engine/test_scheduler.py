@@ -158,6 +158,14 @@ def test_a_request_that_pages_set_aside_left_no_room_for_is_given_back() -> None
     assert scheduler.kv.free_pages == 2
 
 
+def test_a_request_does_not_wait_for_ever_for_pages_that_nobody_holds() -> None:
+    scheduler = scheduler_of(pages=3, tokens=32)
+    scheduler.kv.extend(scheduler.kv.start(Match()), 1)  # lost by an error: held by no request
+    waiting = arrive(scheduler, 1, prompt=3 * PAGE_SIZE)
+    assert scheduler.schedule().impossible == (waiting,)
+    assert scheduler.idle
+
+
 def test_a_request_takes_the_lowest_free_slot() -> None:
     scheduler = scheduler_of(tokens=32)
     requests = [arrive(scheduler, order, prompt=3, answer=9) for order in range(3)]
