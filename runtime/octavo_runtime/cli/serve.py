@@ -7,6 +7,7 @@ import asyncio
 import os
 import re
 import signal
+import sys
 import tempfile
 from enum import StrEnum
 from pathlib import Path
@@ -108,6 +109,9 @@ def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--allow-reference", action="store_true", help="run the specification where no fast kernel can, slowly"
     )
+    group.add_argument(
+        "--cuda-graphs", action="store_true", help="capture decode steps as CUDA graphs (not yet tried on a device)"
+    )
 
 
 def _add_server_arguments(group: argparse._ArgumentGroup) -> None:
@@ -164,7 +168,10 @@ def run(args: argparse.Namespace) -> int:
     logger("server").info("loading", extra={"model": str(args.model), "host": args.host, "port": args.port})
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         ended = runner.run(server.run(sock))
-    return ExitCode.OK if ended is None else engine_ended(ended)
+    code = ExitCode.OK if ended is None else engine_ended(ended)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # nothing is left to save; unloading the tokenizer's library takes longer than all that is above
 
 
 def _exit_at_once(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -226,6 +233,7 @@ def engine_settings(args: argparse.Namespace, facts: ModelFacts) -> EngineSettin
         prefix_cache=args.prefix_cache,
         faults=_faults(args),
         allow_reference=args.allow_reference,
+        cuda_graphs=args.cuda_graphs,
     )
 
 

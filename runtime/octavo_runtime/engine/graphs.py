@@ -117,7 +117,7 @@ class CudaCapture:
     """Records CUDA graphs. They share their memory: one runs at a time, and its tokens are fetched in its own step."""
 
     def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, run: Run) -> _CudaGraph:
         """See `CaptureBackend`."""

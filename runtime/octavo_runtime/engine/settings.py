@@ -45,9 +45,9 @@ class EngineSettings:
     pad_decode_to: tuple[int, ...] = ()
     """Batch sizes that steps of decoding requests are filled up to, for captured graphs; by default powers of two where
     graphs are captured, else none."""
-    cuda_graphs: bool | None = None
-    """Capture decode steps as CUDA graphs; None is wherever there is CUDA. Never together with `faults`: a replay would
-    leave out what they do."""
+    cuda_graphs: bool = False
+    """Capture decode steps as CUDA graphs, where there is CUDA. Never together with `faults`: a replay would leave out
+    what they do. Off until `make gpu-check` has run on a device."""
     faults: tuple[FaultPlan, ...] = ()
     """What `--inject-fault` asks for."""
 

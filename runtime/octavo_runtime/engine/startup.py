@@ -178,7 +178,7 @@ def build_engine(
         prefix = PrefixCache(epoch)
     kv = KvManager(PagePool(cache.num_pages, cache.page_size), Nonces(secrets.randbits(32)), prefix)
     limits = SchedulerLimits(settings.max_num_seqs, max(settings.tokens_per_step, settings.max_num_seqs))
-    graphs_wanted = device.type == "cuda" and settings.cuda_graphs is not False and not settings.faults
+    graphs_wanted = device.type == "cuda" and settings.cuda_graphs and not settings.faults
     padded = graphs_wanted or any(plan.kind is FaultKind.PADDING_WRITE for plan in settings.faults)
     sizes = settings.pad_decode_to or (buckets_up_to(settings.max_num_seqs) if padded else ())
     builder = BatchBuilder(settings.max_num_seqs, sizes)
