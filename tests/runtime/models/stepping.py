@@ -16,7 +16,7 @@ from octavo_kernels.formats.place import place_of
 from octavo_kernels.formats.verdict import is_clean
 from octavo_kernels.registry import Formats
 from octavo_runtime.contract.parallel import ParallelLayout
-from octavo_runtime.contract.precision import KvFormat, WeightFormat
+from octavo_runtime.contract.precision import KvFormat, KvScaling, WeightFormat
 from octavo_runtime.engine.batch import Batch
 from octavo_runtime.kv.cache import KvCache
 from octavo_runtime.loading.facts import read_facts
@@ -49,13 +49,20 @@ class Stepper:
     pages_used: int = 0
 
     @classmethod
-    def load(cls, path: Path, weights: WeightFormat, kv: KvFormat, num_pages: int = 128) -> Stepper:
+    def load(
+        cls,
+        path: Path,
+        weights: WeightFormat,
+        kv: KvFormat,
+        num_pages: int = 128,
+        scaling: KvScaling = KvScaling.PER_TENSOR,
+    ) -> Stepper:
         """Load the checkpoint in `path`."""
         facts = read_facts(path)
         layout = ParallelLayout.of(facts, 1)
         operations = operations_for(Device.cpu(), Formats(weights, kv))
         model = load_model(path, facts, layout, weights, CPU, operations=operations)
-        return cls(model, KvCache.allocate(facts, layout, kv, num_pages, PAGE_SIZE, CPU))
+        return cls(model, KvCache.allocate(facts, layout, kv, num_pages, PAGE_SIZE, CPU, scaling))
 
     def fresh(self) -> Stepper:
         """The same model with an empty cache."""
