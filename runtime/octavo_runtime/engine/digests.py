@@ -1,10 +1,10 @@
 """PageDigests: a sample of full pages is read again now and then, to see whether they still hold what they held.
 
-A full page does not change as long as its tag does not. Each step looks at a few (page, layer): one that was looked at
-before is compared, any other is remembered. Steps take turns: one remembers a page of a running request, drawn at
-random, the next compares the one that was not looked at for the longest time, while a request holds it or the prefix
-cache keeps it. What this finds is a chance, not a promise: it is for what no check of ownership can see (a flipped bit,
-a store past all checks), and it finds it late.
+A full page does not change as long as its tag does not. Now and then a step looks at a few (page, layer): one that was
+looked at before is compared, any other is remembered. Steps take turns: one remembers a page of a running request,
+drawn at random, the next compares the one that was not looked at for the longest time, while a request holds it or the
+prefix cache keeps it. What this finds is a chance, not a promise: it is for what no check of ownership can see (a
+flipped bit, a store past all checks), and it finds it late.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ class _Place:
 
 
 class PageDigests:
-    """Draws at most `pages_per_step` pages for each step and compares what comes back."""
+    """Draws at most `pages_per_step` pages for every `interval`-th step and compares what comes back."""
 
-    def __init__(self, pages_per_step: int, layers: int, page_size: int, seed: int = 0) -> None:
+    def __init__(self, pages_per_step: int, layers: int, page_size: int, seed: int = 0, *, interval: int = 1) -> None:
         self.pages_per_step = pages_per_step
+        self._interval = interval
+        self._steps = 0
         self.compared = 0
         """Digests compared since start."""
         self._layers = layers
@@ -52,7 +54,10 @@ class PageDigests:
         `is_readable` tells whether a pair (page, tag) is still held by a request or kept by the prefix cache.
         """
         self._asked = []
-        for _ in range(self.pages_per_step if rows else 0):
+        self._steps += 1
+        if not rows or self._steps % self._interval:
+            return NO_DIGESTS
+        for _ in range(self.pages_per_step):
             self._compare_next = not self._compare_next
             place = (self._oldest(is_readable) if not self._compare_next else None) or self._draw(rows)
             if place is not None and place not in self._asked:

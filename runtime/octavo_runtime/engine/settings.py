@@ -41,7 +41,9 @@ class EngineSettings:
     prefix_cache: bool = True
     """Keep the pages of ended requests while nobody needs the memory, for prompts that begin with the same tokens."""
     digest_pages_per_step: int = 1
-    """Full pages that each step reads again, to compare their digest with an earlier one; 0 leaves it out."""
+    """Full pages that a step reads again, to compare their digest with an earlier one; 0 leaves it out."""
+    digest_interval: int = 8
+    """Every how many steps that is done: reading a page costs a single request more than all other checks together."""
     pad_decode_to: tuple[int, ...] = ()
     """Batch sizes that steps of decoding requests are filled up to, for captured graphs; by default powers of two where
     graphs are captured, else none."""

@@ -182,7 +182,9 @@ def build_engine(
     padded = graphs_wanted or any(plan.kind is FaultKind.PADDING_WRITE for plan in settings.faults)
     sizes = settings.pad_decode_to or (buckets_up_to(settings.max_num_seqs) if padded else ())
     builder = BatchBuilder(settings.max_num_seqs, sizes)
-    digests = PageDigests(settings.digest_pages_per_step, cache.num_layers, cache.page_size)
+    digests = PageDigests(
+        settings.digest_pages_per_step, cache.num_layers, cache.page_size, interval=settings.digest_interval
+    )
     buffers = StepBuffers(
         builder.max_rows, max(limits.tokens_per_step, builder.max_rows), digests.pages_per_step, device
     )

@@ -128,3 +128,9 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(200):
         look(sampled, request)
     assert len(sampled._known) <= 4
+
+
+def test_a_long_interval_looks_less_often() -> None:
+    sampled, request = PageDigests(1, LAYERS, PAGE_SIZE, interval=4), decoding(pages=3)
+    asked = [len(sampled.job(rows_of(request), always)) for _ in range(12)]
+    assert asked == [0, 0, 0, 1] * 3
