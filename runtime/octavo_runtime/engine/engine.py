@@ -95,7 +95,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
-        return self._scheduler.idle and not self._refused
+        return self._scheduler.idle and not self._refused and not self._kv.has_findings
 
     def submit(self, message: Submit) -> None:
         """Take a request; one that not even the empty pool could hold fails in the next step."""
@@ -280,10 +280,19 @@ class Engine:
             draft.violations.append(self._log.record(found, self._step_number, Action.RECOMPUTED))
             request.recomputed = True
             self._recomputed += 1
-            self._scheduler.restart(request, set_aside=found.against_pages)
+            self._restart(request, set_aside=found.against_pages)
         else:
             draft.violations.append(self._log.record(found, self._step_number, Action.CANCELLED))
             self._cancel_all(request, found, draft)
+
+    def _restart(self, request: EngineRequest, *, set_aside: bool) -> None:
+        """Compute an answer again, and with it those that have just forked from it: what this step has copied for them
+        is as little to be trusted as its own pages."""
+        for answer in self._answers[request.id]:
+            if answer is request:
+                self._scheduler.restart(answer, set_aside=set_aside)
+            elif answer.parent is request and answer.holding is not None and not answer.num_generated:
+                self._scheduler.restart(answer)
 
     def _cancel_all(self, request: EngineRequest, found: Found, draft: _Draft) -> None:
         """End a request because of one of its answers; only that one's pages are set aside."""

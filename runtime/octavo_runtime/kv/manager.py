@@ -248,6 +248,11 @@ class KvManager:
         self.counters.pages_copied += len(copies)
         return DeviceUpdates(self._pool.take_updates(), copies)
 
+    @property
+    def has_findings(self) -> bool:
+        """Whether `take_findings` would give any."""
+        return bool(self._findings) or self._pool.has_findings
+
     def take_findings(self) -> list[HostFinding]:
         """What was found in passing since the last call."""
         findings, self._findings = self._findings, []

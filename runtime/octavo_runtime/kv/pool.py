@@ -237,6 +237,11 @@ class PagePool:
             writers=_bits([book.writer[page] for page in pages]),
         )
 
+    @property
+    def has_findings(self) -> bool:
+        """Whether `take_findings` would give any."""
+        return bool(self._findings)
+
     def take_findings(self) -> list[HostFinding]:
         """What was found in passing since the last call."""
         findings, self._findings = self._findings, []

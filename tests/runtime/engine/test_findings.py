@@ -167,6 +167,38 @@ def test_a_page_that_was_not_copied_right_makes_its_fork_start_again() -> None:
     assert len(calls) == 4
 
 
+def test_a_fork_that_copied_a_page_which_the_same_step_found_bad_starts_again_too() -> None:
+    rig = rig_of(tokens_per_step=len(PROMPT) - 1)
+
+    def overwritten(_batch: Batch, rows: Sequence[ScheduledRow]) -> None:
+        first = next(row for row in rows if row.request.index == 0)
+        if len(rows) == 2 and first.start == len(PROMPT) - 1 and first.request.holding is not None:
+            page = first.request.holding.pages[-1]
+            rig.cache.records.tag[page] += 2
+            rig.cache.layers[0].k[page] = rig.cache.layers[0].k[page - 1]
+            rig.cache.layers[0].v[page] = rig.cache.layers[0].v[page - 1]
+            rig.executor.fault = None
+
+    rig.executor.fault = overwritten
+    rig.submit("a", PROMPT, 5, n=2)
+    rig.run()
+    assert rig.executor.fault is None
+    assert [(v.site, v.request, v.action) for v in rig.violations] == [("table", "a", "recomputed")]
+    assert rig.answers == {("a", index): expected_answer(PROMPT, 5) for index in range(2)}
+
+
+def test_what_is_found_when_the_last_request_ends_is_told_before_the_engine_is_idle() -> None:
+    rig = rig_of(tokens_per_step=40, prefix_cache=False)
+    rig.submit("a", PROMPT, 5)
+    rig.engine.step()
+    page = pages_of(rig, "a")[0]
+    rig.pool.book.tag[page] += 2
+    rig.engine.cancel("a")
+    assert not rig.engine.idle
+    assert [(v.site, v.reasons, v.pages) for v in rig.engine.step().violations] == [("host", ("host_pair",), (page,))]
+    assert rig.engine.idle
+
+
 def test_ranks_that_disagree_are_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     def disagreeing(
         self: FaultyExecutor, step: PreparedStep, updates: DeviceUpdates, digests: DigestJob = NO_DIGESTS

@@ -228,7 +228,7 @@ def test_a_request_that_no_longer_fits_after_violations_fails_with_its_numbers()
     rig.submit("b", [2] * 9, 5)
     rig.run()
     assert rig.failed["b"].code == KV_POOL_TOO_SMALL
-    assert "9 tokens need 3 KV pages; 1 are left, 3 are set aside" in rig.failed["b"].message
+    assert "9 tokens need 3 KV pages; 1 are left, 1 of them can be had now, 3 are set aside" in rig.failed["b"].message
 
 
 def test_without_a_fault_there_is_no_violation() -> None:
