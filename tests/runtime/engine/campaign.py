@@ -240,17 +240,27 @@ class Judge:
     def _match(self, violations: Sequence[Violation], planted: Sequence[Planted], ran: set[str]) -> None:
         named = {violation.request for violation in violations}
         pages = {page for violation in violations for page in violation.pages}
+        host_pages = {page for violation in violations if violation.site == "host" for page in violation.pages}
         explained: set[str] = set()
         still_open = []
         for fault in [*self.open, *planted]:
             self.touched.update(fault.pages)
             readers = ran.intersection(fault.requests)
             found_on_host = bool(pages.intersection(fault.pages))
-            if readers <= named if readers else found_on_host or (not fault.requests and "" in named):
+            # Another answer of the victim's request may have run, after the victim lost its pages to who came first and
+            # the host's books told of the damage.
+            if readers and (readers <= named or host_pages.intersection(fault.pages)):
+                self.detected.append(fault)
+                explained.update(fault.requests)
+            elif not readers and (found_on_host or (not fault.requests and "" in named)):
                 self.detected.append(fault)
                 explained.update(fault.requests or ("",))
             elif readers or not fault.requests:
                 self.missed.append(fault)
+            elif named.issuperset(fault.requests):
+                explained.update(
+                    fault.requests
+                )  # ended by an earlier fault before it could read: counts as not planted
             else:
                 still_open.append(fault)
         self.open = still_open
