@@ -127,7 +127,7 @@ def run(*, quick: bool) -> dict[str, object]:
     failed = []
     if figures["detected_share"] != 1.0 or figures["false_positives"] or figures["wrong_tokens_out"]:
         failed.append("a fault was missed, a clean request accused or a wrong token let out")
-    if figures["weights_over_cache"] < CACHES:  # type: ignore[operator]
+    if not quick and figures["weights_over_cache"] < CACHES:  # type: ignore[operator]
         failed.append(f"the weights are {figures['weights_over_cache']} times the last-level cache, needed {CACHES}")
     return figures | ({"failed": failed} if failed else {})
 
