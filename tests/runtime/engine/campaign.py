@@ -292,7 +292,8 @@ def run_campaign(
     by_kind: list[KindResult] = []
     judges: list[Judge] = []
     runs: list[tuple[int, EngineStats]] = []
-    for number, kind in enumerate(kinds):
+    for kind in kinds:
+        number = list(FaultKind).index(kind)
         mine: list[Judge] = []
         while (left := faults_per_kind - sum(len(judge.detected) + len(judge.missed) for judge in mine)) > 0:
             judge, steps, stats = _round(kind, left, seed * 10_007 + 101 * number + len(mine), operations, spoil)
