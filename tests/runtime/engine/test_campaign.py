@@ -98,7 +98,7 @@ def with_ignored_verdicts(kind: FaultKind) -> CampaignResult:
 
 
 def with_unchecked_bindings(kind: FaultKind) -> CampaignResult:
-    return run_campaign(8, seed=5, kinds=[kind], operations=replace(OPERATIONS, check_rows=check_without_binding))
+    return run_campaign(40, seed=5, kinds=[kind], operations=replace(OPERATIONS, check_rows=check_without_binding))
 
 
 def with_obedient_writes(kind: FaultKind) -> CampaignResult:
