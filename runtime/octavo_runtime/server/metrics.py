@@ -149,12 +149,16 @@ class _EngineCollector(Collector):
         ):
             yield CounterMetricFamily(name, text, float(value))
             if name in names.VLLM_ALIASES:
-                alias = CounterMetricFamily(names.VLLM_ALIASES[name], text, labels=("model_name",))
-                alias.add_metric((self._model,), float(value))
-                yield alias
+                yield self._aliased(names.VLLM_ALIASES[name], text, float(value), CounterMetricFamily)
 
-    def _aliased(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(name, text, labels=("model_name",))
+    def _aliased(
+        self,
+        name: str,
+        text: str,
+        value: float,
+        kind: type[GaugeMetricFamily] | type[CounterMetricFamily] = GaugeMetricFamily,
+    ) -> Metric:
+        family = kind(name, text, labels=("model_name",))
         family.add_metric((self._model,), value)
         return family
 

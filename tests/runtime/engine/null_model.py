@@ -11,7 +11,7 @@ from octavo_kernels.formats.sampling import SamplingParameters
 from octavo_runtime.contract.facts import ModelFacts
 from octavo_runtime.engine.batch import Batch
 from octavo_runtime.kv.cache import KvCache
-from tests.runtime.engine.provenance import DIGITS, FACTS, VOCABULARY
+from tests.runtime.engine.provenance import DIGITS, FACTS, VOCABULARY, store
 
 ROWS_LIMIT = 256
 
@@ -29,25 +29,8 @@ class NullModel:
 
     def forward(self, batch: Batch, cache: KvCache) -> torch.Tensor:
         """Logits [S, 1] that nobody reads: `sample` goes with this model."""
-        layer, records = cache.layers[0], cache.records
         keys = self._keys[batch.token_ids]
-        self.operations.kv_write(
-            keys,
-            keys,
-            k_pages=layer.k,
-            v_pages=layer.v,
-            k_scale=layer.k_scale,
-            v_scale=layer.v_scale,
-            block_table=batch.block_table,
-            token_rows=batch.token_rows,
-            positions=batch.positions,
-            nonces=batch.nonces,
-            page_tags=records.tag,
-            page_writers=records.writer,
-            page_places=records.place,
-            verdict=batch.verdict,
-            last_layer=True,
-        )
+        store(self.operations, keys, batch, cache)
         return keys[: batch.sample_tokens.shape[0], 0, :1]
 
     def sample(self, logits: torch.Tensor, parameters: SamplingParameters) -> torch.Tensor:

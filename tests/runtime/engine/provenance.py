@@ -72,25 +72,9 @@ class ProvenanceModel:
     def forward(self, batch: Batch, cache: KvCache) -> torch.Tensor:
         """Logits [S, VOCABULARY], one-hot at the next token of what was read."""
         self.forwards += 1
-        layer, records = cache.layers[0], cache.records
+        layer = cache.layers[0]
         keys = _spell(batch.token_ids, batch.positions)[:, None, :]
-        (self.operations or OPERATIONS).kv_write(
-            keys,
-            keys,
-            k_pages=layer.k,
-            v_pages=layer.v,
-            k_scale=layer.k_scale,
-            v_scale=layer.v_scale,
-            block_table=batch.block_table,
-            token_rows=batch.token_rows,
-            positions=batch.positions,
-            nonces=batch.nonces,
-            page_tags=records.tag,
-            page_writers=records.writer,
-            page_places=records.place,
-            verdict=batch.verdict,
-            last_layer=True,
-        )
+        store(self.operations or OPERATIONS, keys, batch, cache)
         logits = torch.zeros(batch.sample_tokens.shape[0], VOCABULARY)
         for sample, token in enumerate(batch.sample_tokens.tolist()):
             row = int(batch.token_rows[token])
@@ -98,6 +82,28 @@ class ProvenanceModel:
             read = layer.k[pages].flatten(0, 1)[: int(batch.context_lens[row]), 0].float()
             logits[sample, next_token(_read(read))] = 1.0
         return logits
+
+
+def store(operations: Operations, keys: torch.Tensor, batch: Batch, cache: KvCache) -> None:
+    """Write `keys` [T, 1, DIGITS] as keys and values of the only layer."""
+    layer, records = cache.layers[0], cache.records
+    operations.kv_write(
+        keys,
+        keys,
+        k_pages=layer.k,
+        v_pages=layer.v,
+        k_scale=layer.k_scale,
+        v_scale=layer.v_scale,
+        block_table=batch.block_table,
+        token_rows=batch.token_rows,
+        positions=batch.positions,
+        nonces=batch.nonces,
+        page_tags=records.tag,
+        page_writers=records.writer,
+        page_places=records.place,
+        verdict=batch.verdict,
+        last_layer=True,
+    )
 
 
 def _spell(tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
