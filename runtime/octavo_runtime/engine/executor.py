@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from octavo_kernels.catalogue import Operations
+from octavo_runtime.engine.batch import Batch
 from octavo_runtime.engine.buffers import LoadedStep, StepBuffers
 from octavo_runtime.engine.graphs import DecodeGraphs
 from octavo_runtime.engine.host_step import Int64, PreparedStep
@@ -104,7 +105,7 @@ class LocalExecutor:
         moved = cache.apply(updates, self._operations.digest_pages if self._checked else _not_digested)
         tokens = self._compute(loaded) if self._graphs is None else self._graphs.run(loaded, cache, self._compute)
         if self._checked:
-            self._conclude(loaded)
+            self._conclude(loaded.batch)
         values = [self._digest(loaded, place, layer) for place, layer in enumerate(digests.layers)]
         results = self._buffers.collect(loaded, tokens, moved, values)
         return Outcome(results.tokens, results.verdicts, results.moved, results.digests)
@@ -116,42 +117,19 @@ class LocalExecutor:
     @torch.inference_mode()
     def self_check(self, step: int) -> int:
         """See `Executor`."""
-        device = self._cache.records.tag.device
-
-        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        verdict, context_lens, table = zeros(1), zeros(1), zeros(1, 1, 2)
-        self._operations.check_rows(
-            block_table=table,
-            query_start=zeros(2),
-            context_lens=context_lens,
-            nonces=zeros(1),
-            bindings=zeros(1, dtype=torch.int64),
-            page_tags=self._cache.records.tag,
-            page_places=self._cache.records.place,
-            page_size=self._cache.page_size,
-            verdict=verdict,
-        )
-        self._operations.conclude(
-            block_table=table,
-            context_lens=context_lens,
-            page_places=self._cache.records.place,
-            page_size=self._cache.page_size,
-            step=step,
-            verdict=verdict,
-        )
-        self._checks += 1
-        return int(verdict.item())
+        batch = _without_pages(step, self._cache.records.tag.device)
+        self._check(batch)
+        self._conclude(batch)
+        return int(batch.verdict.item())
 
     def _compute(self, loaded: LoadedStep) -> torch.Tensor:
         """What a graph can record: it depends on shapes and on what the device holds, not on the step's number."""
         if self._checked:
-            self._check(loaded)
+            self._check(loaded.batch)
         return self._operations.sample(self._model.forward(loaded.batch, self._cache), loaded.sampling)
 
-    def _check(self, loaded: LoadedStep) -> None:
-        batch, records = loaded.batch, self._cache.records
+    def _check(self, batch: Batch) -> None:
+        records = self._cache.records
         self._operations.check_rows(
             block_table=batch.block_table,
             query_start=batch.query_start,
@@ -164,8 +142,7 @@ class LocalExecutor:
             verdict=batch.verdict,
         )
 
-    def _conclude(self, loaded: LoadedStep) -> None:
-        batch = loaded.batch
+    def _conclude(self, batch: Batch) -> None:
         self._operations.conclude(
             block_table=batch.block_table,
             context_lens=batch.context_lens,
@@ -187,3 +164,25 @@ def _not_digested(
 ) -> torch.Tensor:
     """Stands for the digests of copied pages in mode off: all the same."""
     return torch.zeros(pages.shape, dtype=torch.int32, device=pages.device)
+
+
+def _without_pages(step: int, device: torch.device) -> Batch:
+    """A row of nobody, which has no tokens and reads nothing: clean if the check speaks."""
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    nothing = zeros(0, dtype=torch.int64)
+    return Batch(
+        step=step,
+        token_ids=nothing,
+        positions=nothing,
+        token_rows=nothing,
+        query_start=zeros(2),
+        context_lens=zeros(1),
+        block_table=zeros(1, 1, 2),
+        nonces=zeros(1),
+        bindings=zeros(1, dtype=torch.int64),
+        sample_tokens=nothing,
+        verdict=zeros(1),
+    )
